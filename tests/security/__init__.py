@@ -1,0 +1,1 @@
+"""The attack suite: attack programs, the host's truth about each, and a control for each."""

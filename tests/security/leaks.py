@@ -1,0 +1,99 @@
+"""What a run may leave on the host: nothing. Judged by this lab's own marks, since others work here too."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.security.lab import processes_with
+
+if TYPE_CHECKING:
+    from tests.security.lab import World
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The host before a test."""
+
+    state: frozenset[str]
+    cgroups: frozenset[str]
+    shared_memory: frozenset[str]
+
+
+def state_directories(world: World) -> list[Path]:
+    """Where Casemate keeps state for this mode."""
+    if world.uid == 0:
+        return [Path("/var/lib/casemate"), Path("/run/casemate")]
+    return [world.home / ".local/state/casemate"]
+
+
+def _files(roots: list[Path]) -> frozenset[str]:
+    found: set[str] = set()
+    for root in roots:
+        for base, directories, names in os.walk(root):
+            found.update(os.path.join(base, name) for name in [*directories, *names])
+    return frozenset(found)
+
+
+def _cgroups() -> frozenset[str]:
+    """Groups that Casemate made, by its name, in every hierarchy."""
+    found: set[str] = set()
+    for base, directories, _ in os.walk("/sys/fs/cgroup"):
+        found.update(os.path.join(base, name) for name in directories if "casemate" in base + "/" + name)
+    return frozenset(found)
+
+
+def snapshot(world: World) -> Snapshot:
+    return Snapshot(_files(state_directories(world)), _cgroups(), _files([Path("/dev/shm")]))
+
+
+def _populated(cgroup: str) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(Path(cgroup, "cgroup.procs").read_text())
+    return False
+
+
+def _of_running(path: str) -> bool:
+    """State of a run that still lives is not left behind (other runs may share root's state)."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError):
+                    if path.encode() in Path(f"/proc/{name}/mountinfo").read_bytes():
+                        return True
+    return False
+
+
+def left_behind(before: Snapshot, world: World) -> list[str]:
+    """Everything that is there now, was not there before, and belongs to no living run."""
+    left = []
+    mark = world.base.name + "/s"
+    own = {world.victim.pid, os.getpid()}
+    left += [f"process {pid}: {_name(pid)}" for pid in processes_with(mark) if pid not in own]
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    left += [f"mount {line}" for line in mounts if mark in line]
+    left += [f"cgroup {path}" for path in sorted(_cgroups() - before.cgroups) if not _populated(path)]
+    state = sorted(_files(state_directories(world)) - before.state)
+    left += [f"file {path}" for path in state if not _expected(path) and not _of_running(path)]
+    left += [f"shared memory {path}" for path in sorted(_files([Path("/dev/shm")]) - before.shared_memory)]
+    return left
+
+
+def _expected(path: str) -> bool:
+    """Directories and lock files that are made once and kept, and hold nothing of a run."""
+    return (
+        False
+        if os.path.isfile(path)
+        else not any(True for _ in os.scandir(path))
+        if os.path.isdir(path)
+        else True
+    )
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200]
+    return "?"
