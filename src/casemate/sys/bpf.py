@@ -29,10 +29,10 @@ __all__ = [
     "ALLOW",
     "KILL",
     "Action",
+    "Arg",
     "Errno",
     "Prepared",
     "Rule",
-    "Test",
     "When",
     "assemble",
     "install",
@@ -102,8 +102,8 @@ ALLOW = Action(0x7FFF_0000)
 KILL = Action(0x8000_0000)  # the whole process, by SIGSYS that cannot be caught
 
 
-class Test:
-    """Whether an argument, masked, is one of some values.
+class Arg:
+    """Whether an argument (0 to 5), masked, is one of some values.
 
     ``bits`` is how much of the register the *kernel* reads. Where the call's parameter is an int (ioctl's
     command, socket's three, prctl's option) the kernel ignores the upper half of the register, so a test
@@ -112,23 +112,22 @@ class Test:
     different values for the same: 64.
     """
 
-    __slots__ = ("argument", "bits", "mask", "values")
-    __test__ = False  # for pytest: not a test class
+    __slots__ = ("bits", "index", "mask", "values")
 
-    def __init__(self, argument: int, *values: int, bits: int = 32, mask: int | None = None) -> None:
+    def __init__(self, index: int, *values: int, bits: int = 32, mask: int | None = None) -> None:
         full = (1 << bits) - 1
-        self.argument = argument
+        self.index = index
         self.bits = bits
         self.mask = full if mask is None else mask
         self.values = tuple(sorted(set(values)))
-        if not 0 <= argument < 6 or bits not in (32, 64) or not 0 <= self.mask <= full or not values:
+        if not 0 <= index < 6 or bits not in (32, 64) or not 0 <= self.mask <= full or not values:
             raise ValueError(f"not a test: {self!r}")
         if any(value & ~self.mask for value in self.values):
             raise ValueError(f"a value that the mask can never leave: {self!r}")
 
     def __repr__(self) -> str:
         values = ", ".join(map(hex, self.values))
-        return f"Test({self.argument}, {values}, bits={self.bits}, mask={self.mask:#x})"
+        return f"Arg({self.index}, {values}, bits={self.bits}, mask={self.mask:#x})"
 
 
 class When:
@@ -136,7 +135,7 @@ class When:
 
     __slots__ = ("otherwise", "test", "then")
 
-    def __init__(self, test: Test, then: Rule, otherwise: Rule) -> None:
+    def __init__(self, test: Arg, then: Rule, otherwise: Rule) -> None:
         self.test = test
         self.then = then
         self.otherwise = otherwise
@@ -247,7 +246,7 @@ class _Code:
 
     def _when(self, rule: When, held: _Held) -> int:
         test = rule.test
-        low = _ARGUMENTS + 8 * test.argument  # both instruction sets are little-endian
+        low = _ARGUMENTS + 8 * test.index  # both instruction sets are little-endian
         high_mask, low_mask = test.mask >> 32, test.mask & _FULL
         if not test.mask:
             return self.rule(rule.then, held)

@@ -30,7 +30,7 @@ from errno import (
     ESOCKTNOSUPPORT,
 )
 
-from casemate.sys.bpf import ALLOW, Errno, Rule, Test, When, assemble
+from casemate.sys.bpf import ALLOW, Arg, Errno, Rule, When, assemble
 from casemate.sys.syscalls import AUDIT_ARCH, TABLES
 
 TYPE_CHECKING = False  # importing typing for its constant takes longer than all of this module
@@ -133,20 +133,19 @@ uselib ustat sysfs lookup_dcookie nfsservctl lsm_set_self_attr
 #   kernel code that was written for root (CVE-2022-0185 in fsconfig; nf_tables: CVE-2022-32250,
 #   CVE-2024-1086; OverlayFS: CVE-2023-0386). clone, clone3 and unshare are judged further down.
 # - Other processes' memory and descriptors. The pid namespace hides the host's processes; this keeps the
-#   sandbox's programs from one another and from pid 1. Word: ptrace. process_madvise has no use on
-#   oneself that madvise has not.
+#   sandbox's programs from one another and from pid 1. The word ptrace gives back the first three, which
+#   debuggers use. process_madvise has no use on oneself that madvise has not.
 # - Handles open any inode of a file system past every mount (CVE-2014-3519 and "shocker"); fanotify
 #   reports on whole mounts and hands out descriptors.
 # - Kernel interfaces with a long record of exploited bugs and their helpers. io_uring also performs
 #   file and socket operations that no filter sees (CVE-2022-29582, CVE-2023-2598, ...); userfaultfd
-#   stops the kernel in the middle of a copy, the classic way to win a race inside it (CVE-2016-0728's
-#   successors); bpf (CVE-2021-3490, CVE-2023-2163); perf (CVE-2013-2094, CVE-2023-2235). memfd_secret
+#   stops the kernel in the middle of a copy, which turns its smallest races into sure wins; bpf (CVE-2021-3490, CVE-2023-2163); perf (CVE-2013-2094, CVE-2023-2235). memfd_secret
 #   hides memory from the host. Keyrings know no namespace but the user namespace: a sandbox shares the
 #   quota, and where the uid is shared also the keys, with the host (CVE-2016-0728).
 # - Placement of memory on NUMA nodes. numpy, OpenBLAS and the JVM go on without it (Docker refuses it
 #   too); it has its own bugs (CVE-2017-7616, CVE-2023-4611) and move_pages tells about other processes.
 # - The machine itself: kernel, modules, swap, clocks, names, log.
-# - Ports and descriptor tables of the processor (CVE-2015-5157 and other espfix bugs in modify_ldt). Only
+# - Ports and descriptor tables of the processor (CVE-2017-17053 and others in modify_ldt). Only
 #   Wine and DOSEMU need modify_ldt.
 # - Relics without users.
 
@@ -176,12 +175,12 @@ epoll_ctl_old epoll_wait_old
 # the byte that clone reads as the exit signal and cuts off before it looks at flags, so clone cannot make
 # a time namespace; only clone3 and unshare can. Every other bit of the word is a flag without a namespace.
 _NEW_NAMESPACES = 0x7E020000  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
-_CLONE = When(Test(0, 0, mask=_NEW_NAMESPACES), ALLOW, _REFUSED)
+_CLONE = When(Arg(0, 0, mask=_NEW_NAMESPACES), ALLOW, _REFUSED)
 
 # unshare(unsigned long flags): the kernel looks at all 64 bits. Files, fs, sysvsem and the no-ops of a
 # single thread are the caller's own affair; all else is a namespace, NEWTIME too, or will be one.
 _UNSHARE_HARMLESS = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000 | 0x40000
-_UNSHARE = When(Test(0, 0, bits=64, mask=(1 << 64) - 1 & ~_UNSHARE_HARMLESS), ALLOW, _REFUSED)
+_UNSHARE = When(Arg(0, 0, bits=64, mask=(1 << 64) - 1 & ~_UNSHARE_HARMLESS), ALLOW, _REFUSED)
 
 # socket(int family, int type, int protocol); type carries SOCK_CLOEXEC and SOCK_NONBLOCK above its four bits.
 # The rest of the families are kernel code that nobody needs in a build and that was exploited again and
@@ -194,32 +193,30 @@ _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _STREAM, _DGRAM, _RAW = 1, 2, 3
 _PROTOCOLS = (0, 1, 6, 17, 58)  # any, ICMP (ping by datagram), TCP, UDP, ICMPv6
 _SOCKET = When(
-    Test(0, _UNIX),
+    Arg(0, _UNIX),
     ALLOW,
     When(
-        Test(0, _INET, _INET6),
+        Arg(0, _INET, _INET6),
         When(
-            Test(1, _STREAM, _DGRAM, mask=0xF),
-            When(Test(2, *_PROTOCOLS), ALLOW, Errno(EPROTONOSUPPORT)),
-            When(Test(1, _RAW, mask=0xF), _REFUSED, Errno(ESOCKTNOSUPPORT)),
+            Arg(1, _STREAM, _DGRAM, mask=0xF),
+            When(Arg(2, *_PROTOCOLS), ALLOW, Errno(EPROTONOSUPPORT)),
+            When(Arg(1, _RAW, mask=0xF), _REFUSED, Errno(ESOCKTNOSUPPORT)),
         ),
         When(
-            Test(0, _NETLINK),
-            When(Test(2, 0), ALLOW, Errno(EPROTONOSUPPORT)),
+            Arg(0, _NETLINK),
+            When(Arg(2, 0), ALLOW, Errno(EPROTONOSUPPORT)),
             Errno(EAFNOSUPPORT),
         ),
     ),
 )
 # socketpair(int family, ...): the kernel has it for unix sockets (and TIPC).
-_SOCKETPAIR = When(
-    Test(0, _UNIX), ALLOW, When(Test(0, _INET, _INET6), Errno(EOPNOTSUPP), Errno(EAFNOSUPPORT))
-)
+_SOCKETPAIR = When(Arg(0, _UNIX), ALLOW, When(Arg(0, _INET, _INET6), Errno(EOPNOTSUPP), Errno(EAFNOSUPPORT)))
 
 # setsockopt(int fd, int level, int name, ...): TCP_ULP puts kernel TLS and others onto a socket, without any
 # capability; a frequent way into the kernel (CVE-2023-0461, CVE-2024-26583). OpenSSL asks for it only if
 # told to, and goes on without. ENOENT is what a kernel without the module says.
 _SOL_TCP, _TCP_ULP = 6, 31
-_SETSOCKOPT = When(Test(1, _SOL_TCP), When(Test(2, _TCP_ULP), Errno(ENOENT), ALLOW), ALLOW)
+_SETSOCKOPT = When(Arg(1, _SOL_TCP), When(Arg(2, _TCP_ULP), Errno(ENOENT), ALLOW), ALLOW)
 
 # ioctl(unsigned int fd, unsigned int command, ...). TIOCSTI types into the terminal, TIOCLINUX pastes and
 # TIOCCONS redirects the console (CVE-2017-5226 and its like: what is typed runs outside when the sandbox
@@ -228,23 +225,23 @@ _SETSOCKOPT = When(Test(1, _SOL_TCP), When(Test(2, _TCP_ULP), Errno(ENOENT), ALL
 # device or file system that is opened; /dev holds none that is dangerous, and what administers a file
 # system (FIBMAP, FITRIM, FIFREEZE, the BLK family) takes a capability in each of them.
 _TIOCSTI, _TIOCLINUX, _TIOCCONS, _TIOCSETD = 0x5412, 0x541C, 0x541D, 0x5423
-_IOCTL = When(Test(1, _TIOCSTI, _TIOCLINUX, _TIOCCONS, _TIOCSETD), _REFUSED, ALLOW)
+_IOCTL = When(Arg(1, _TIOCSTI, _TIOCLINUX, _TIOCCONS, _TIOCSETD), _REFUSED, ALLOW)
 
 # personality(unsigned int): the plain ones, and 0x40000 (no address randomisation: gdb, sanitizers); all bits
 # set only asks. READ_IMPLIES_EXEC, MMAP_PAGE_ZERO and the foreign system personalities are refused.
-_PERSONALITY = When(Test(0, 0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF), ALLOW, _REFUSED)
+_PERSONALITY = When(Arg(0, 0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF), ALLOW, _REFUSED)
 
 # mknod(path, umode_t mode, dev), mknodat(dir, path, umode_t mode, dev); umode_t has 16 bits. Devices are
 # refused: regular files, FIFOs and sockets remain. Also a character device 0:0, which takes no capability
 # and is what overlays read as "deleted".
 _FILE_TYPES = (0, 0x8000, 0x1000, 0xC000)
-_MKNOD = When(Test(1, *_FILE_TYPES, mask=0xF000), ALLOW, _REFUSED)
-_MKNODAT = When(Test(2, *_FILE_TYPES, mask=0xF000), ALLOW, _REFUSED)
+_MKNOD = When(Arg(1, *_FILE_TYPES, mask=0xF000), ALLOW, _REFUSED)
+_MKNODAT = When(Arg(2, *_FILE_TYPES, mask=0xF000), ALLOW, _REFUSED)
 
 # seccomp(unsigned int operation, unsigned int flags, ...): filters on top only take away. Not so
 # NEW_LISTENER (8): only one filter of a chain may have one, and it is kept for the operator's own tracing;
 # EINVAL as before Linux 5.0. Only SET_MODE_FILTER (1) takes flags of this kind.
-_SECCOMP = When(Test(0, 1), When(Test(1, 0, mask=0x8), ALLOW, Errno(EINVAL)), ALLOW)
+_SECCOMP = When(Arg(0, 1), When(Arg(1, 0, mask=0x8), ALLOW, Errno(EINVAL)), ALLOW)
 
 # prctl(int option, ...): an allow-list, since options are added with every kernel and some are not about the
 # caller alone. EINVAL is what a kernel says that does not know the option.
@@ -271,7 +268,7 @@ _PRCTL_OPTIONS = (
 # Known and refused: SET_MM (a false command line in /proc), the perf switches, SET_IO_FLUSHER,
 # SCHED_CORE (makes other programs' cores idle), MEMORY_MERGE (merged pages tell what others hold).
 _PRCTL_REFUSED = (31, 32, 35, 57, 58, 62, 67, 68)
-_PRCTL = When(Test(0, *_PRCTL_OPTIONS), ALLOW, When(Test(0, *_PRCTL_REFUSED), _REFUSED, Errno(EINVAL)))
+_PRCTL = When(Arg(0, *_PRCTL_OPTIONS), ALLOW, When(Arg(0, *_PRCTL_REFUSED), _REFUSED, Errno(EINVAL)))
 
 # memfd_create(name, unsigned int flags), where the pid namespace's vm.memfd_noexec cannot be set (rootless:
 # the file belongs to the host's root). A filter cannot add a flag, so what does not ask for a sealed,
@@ -279,8 +276,8 @@ _PRCTL = When(Test(0, *_PRCTL_OPTIONS), ALLOW, When(Test(0, *_PRCTL_REFUSED), _R
 # an executable one gets the answer that the sysctl gives.
 _MFD_NOEXEC_SEAL, _MFD_EXEC = 0x8, 0x10
 _MEMFD_STRICT = When(
-    Test(1, 0, mask=_MFD_EXEC),
-    When(Test(1, _MFD_NOEXEC_SEAL, mask=_MFD_NOEXEC_SEAL), ALLOW, _ABSENT),
+    Arg(1, 0, mask=_MFD_EXEC),
+    When(Arg(1, _MFD_NOEXEC_SEAL, mask=_MFD_NOEXEC_SEAL), ALLOW, _ABSENT),
     Errno(EACCES),
 )
 
@@ -314,13 +311,14 @@ POLICY: Mapping[str, Rule] = {
 
 # --- The degrade words ------------------------------------------------------------------------------------
 
-# ptrace: debuggers, strace, leak sanitizers, and those who read a child's memory or descriptors.
-_WITH_PTRACE = "ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd"
+# ptrace: debuggers, strace, leak sanitizers.
+_WITH_PTRACE = "ptrace process_vm_readv process_vm_writev"
 
-# nested-userns: sandboxes, containers and browsers inside. All of the first refused line comes back, and
-# clone3 with it since there is no flag left to look for. Netlink stays at NETLINK_ROUTE: no nf_tables.
+# nested-userns: sandboxes, containers and browsers inside. All of the first refused line comes back.
+# Netlink stays at NETLINK_ROUTE, so nf_tables does not come with it. clone3 could do no more now than clone
+# and unshare, but whoever calls it can do without.
 _WITH_USERNS = """
-clone clone3 unshare setns mount umount2 pivot_root chroot move_mount open_tree open_tree_attr fsopen
+clone unshare setns mount umount2 pivot_root chroot move_mount open_tree open_tree_attr fsopen
 fsconfig fsmount fspick mount_setattr statmount listmount sethostname setdomainname seccomp
 """
 
