@@ -330,18 +330,18 @@ class _Leaf:
 def _ranges(rules: Mapping[int, Rule], default: Rule) -> list[tuple[int, Rule]]:
     """The first number of each longest range with one rule, over all of 0 to 2**32 - 1."""
     ranges: list[tuple[int, Rule]] = []
-    free = 0
     last: Rule | None = None
+    free = 0
     for number in sorted(rules):
-        if number > free and last is not default:
+        if number > free and last is not default and last != default:
             last = default
-            ranges.append((free, default))
+            ranges.append((free, last))
         rule = rules[number]
-        if rule is not last and rule != last:
+        if last is not rule and last != rule:
             last = rule
-            ranges.append((number, rule))
+            ranges.append((number, last))
         free = number + 1
-    if free <= _FULL and last is not default:
+    if free <= _FULL and last is not default and last != default:
         ranges.append((free, default))
     return ranges
 

@@ -137,11 +137,12 @@ uselib ustat sysfs lookup_dcookie nfsservctl lsm_set_self_attr
 #   debuggers use. process_madvise has no use on oneself that madvise has not.
 # - Handles open any inode of a file system past every mount (CVE-2014-3519 and "shocker"); fanotify
 #   reports on whole mounts and hands out descriptors.
-# - Kernel interfaces with a long record of exploited bugs and their helpers. io_uring also performs
-#   file and socket operations that no filter sees (CVE-2022-29582, CVE-2023-2598, ...); userfaultfd
-#   stops the kernel in the middle of a copy, which turns its smallest races into sure wins; bpf (CVE-2021-3490, CVE-2023-2163); perf (CVE-2013-2094, CVE-2023-2235). memfd_secret
-#   hides memory from the host. Keyrings know no namespace but the user namespace: a sandbox shares the
-#   quota, and where the uid is shared also the keys, with the host (CVE-2016-0728).
+# - Kernel interfaces with a long record of exploited bugs, and their helpers. io_uring also performs file
+#   and socket operations that no filter sees (CVE-2022-29582, CVE-2023-2598); userfaultfd stops the kernel
+#   in the middle of a copy, which turns its smallest races into sure wins; bpf (CVE-2021-3490,
+#   CVE-2023-2163); perf (CVE-2013-2094, CVE-2023-2235). memfd_secret hides memory from the host. Keyrings
+#   know no namespace but the user namespace: without one of its own, a sandbox shares the quota, and where
+#   the uid is shared also the keys, with the host (bugs too: CVE-2016-0728).
 # - Placement of memory on NUMA nodes. numpy, OpenBLAS and the JVM go on without it (Docker refuses it
 #   too); it has its own bugs (CVE-2017-7616, CVE-2023-4611) and move_pages tells about other processes.
 # - The machine itself: kernel, modules, swap, clocks, names, log.
