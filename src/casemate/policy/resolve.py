@@ -1,0 +1,351 @@
+"""From what a person wrote to values of the policy's own kind: absolute paths, bytes, seconds.
+
+This step looks at the file system (links, kinds of files), so that merging need not. Every refusal of an
+over-broad entry is here, whichever layer it stands in, and whether or not the layer's grants count.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+from msgspec import UNSET
+
+from casemate.policy import paths
+from casemate.policy.model import CACHES, DEGRADE_WORDS, FlagLayer, RawPolicy
+from casemate.policy.source import Layer, Source, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["FIXED_VARIABLES", "Context", "check", "check_variable", "flags", "flatten", "resolve"]
+
+_NOT_YET = "not available before the egress gate exists"
+_REFUSED_MODES = {
+    "allowlist": _NOT_YET,
+    "full": _NOT_YET,
+    "proxy": _NOT_YET,
+}
+# Words that exist in the design or that people will try, with the reason why they are not taken.
+_REFUSED_WORDS = {
+    "protected-names": "the copy-on-write view protects names whether they exist or not, so there is "
+    "nothing to give up",
+    "parent-proxy": _NOT_YET,
+    "network": 'write mode = "host" under [network]; that is the word',
+    "cgroup-limits": 'not needed: scope = "auto" already takes the next best scope, and says so',
+    "disk-quota": 'not needed: scope = "auto" already measures where no quota is to be had, and says so',
+    "seccomp": "the system call filter cannot be given up",
+    "boundary": "choose the preset full-access instead",
+}
+#: Variables that say who and where the command is; the sandbox decides them.
+FIXED_VARIABLES = ("HOME", "USER", "LOGNAME")
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """What resolving needs to know beside the text."""
+
+    workspace: str
+    guard: paths.Guard
+    base: str
+    """Where relative paths start."""
+    full_access: bool = False
+    project: bool = False
+    """The text is a project's: what it may not ask for at all is refused here."""
+    must_exist: bool = False
+    """A path that is not there is an error (flags) rather than a note (files)."""
+
+
+def flatten(raw: RawPolicy) -> dict[str, object]:
+    """The fields that are set, by path."""
+    found: dict[str, object] = {}
+    for part in ("filesystem", "network", "resources", "environment", "isolation"):
+        section = getattr(raw, part)
+        if section is UNSET:
+            continue
+        for name, key in zip(section.__struct_fields__, section.__struct_encode_fields__, strict=True):
+            value = getattr(section, name)
+            if value is not UNSET:
+                found[f"{part}.{key}"] = value
+    return found
+
+
+_FLAG_FIELDS = {
+    "workspace": "filesystem.workspace",
+    "read": "filesystem.read",
+    "write": "filesystem.write",
+    "deny": "filesystem.deny",
+    "tools": "filesystem.tools",
+    "cache": "filesystem.cache",
+    "protect": "filesystem.protect",
+    "network": "network.mode",
+    "memory": "resources.memory",
+    "cpu": "resources.cpu",
+    "pids": "resources.pids",
+    "open_files": "resources.open-files",
+    "file_size": "resources.file-size",
+    "disk": "resources.disk",
+    "timeout": "resources.timeout",
+    "output": "resources.output",
+    "scope": "resources.scope",
+    "pass_": "environment.pass",
+    "set": "environment.set",
+    "boundary": "isolation.boundary",
+    "degrade": "isolation.degrade",
+}
+
+
+def flags(layer: FlagLayer) -> dict[str, object]:
+    """The flags that were given, by field path."""
+    found: dict[str, object] = {}
+    for name, path in _FLAG_FIELDS.items():
+        value = getattr(layer, name)
+        if value is not UNSET and value not in ((), {}):
+            found[path] = value
+    return found
+
+
+def resolve(
+    written: Mapping[str, object], source: Source, context: Context, *, grants: bool, restricts: bool = False
+) -> Layer:
+    """Check and resolve the fields in ``written``. Raises PolicyError with file, line and field."""
+    values: dict[str, object] = {}
+    notes: list[str] = []
+    for field, value in written.items():
+        try:
+            values[field] = _RESOLVERS[field](_Task(field, value, context, grants, notes))
+        except ValueError as error:
+            raise source.error(field, str(error)) from None
+    return Layer(
+        source=source,
+        values=values,
+        grants=grants,
+        restricts=restricts,
+        notes=tuple(f"{source.file or source.name}: {note}" for note in notes),
+    )
+
+
+def check(field: str, value: object, context: Context) -> object:
+    """One field's value, resolved. Raises ValueError with a sentence that does not name the field."""
+    return _RESOLVERS[field](_Task(field, value, context, True, []))
+
+
+class _Task:
+    """One field on its way."""
+
+    __slots__ = ("context", "field", "grants", "notes", "value")
+
+    def __init__(self, field: str, value: object, context: Context, grants: bool, notes: list[str]) -> None:
+        self.field = field
+        self.value = value
+        self.context = context
+        self.grants = grants
+        self.notes = notes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return cast("tuple[str, ...]", self.value)
+
+
+def _one_of(words: tuple[str, ...]) -> Callable[[_Task], object]:
+    def resolver(task: _Task) -> object:
+        if task.value not in words:
+            known = ", ".join(words)
+            raise ValueError(f"{_show(task.value)} is not one of {known}{suggestion(str(task.value), words)}")
+        return task.value
+
+    return resolver
+
+
+def _read(task: _Task) -> object:
+    return _grants(task, write=False)
+
+
+def _write(task: _Task) -> object:
+    return _grants(task, write=True)
+
+
+def _grants(task: _Task, *, write: bool) -> tuple[str, ...]:
+    context = task.context
+    found: list[str] = []
+    for text in task.names:
+        try:
+            path = paths.expand(text, base=context.base, home=context.guard.home)
+            paths.check_grant(path, write=write, guard=context.guard, workspace=context.workspace)
+        except ValueError as error:
+            raise ValueError(f"{_show(text)}: {error}") from None
+        if not task.grants:
+            found.append(path)
+            continue
+        if not os.path.exists(path):
+            if context.must_exist:
+                raise ValueError(f"{_show(text)}: {path} does not exist")
+            task.notes.append(f"{task.field}: {path} does not exist and is left out")
+            continue
+        found.append(path)
+    return _unique(found)
+
+
+def _deny(task: _Task) -> object:
+    found: list[str] = []
+    for text in task.names:
+        if any(c in text for c in "*?["):
+            raise ValueError(f"{_show(text)}: patterns are not supported here; name the path")
+        try:
+            path = paths.expand(text, base=task.context.base, home=task.context.guard.home)
+            paths.check_deny(path, workspace=task.context.workspace)
+        except ValueError as error:
+            raise ValueError(f"{_show(text)}: {error}") from None
+        found.append(path)
+    return _unique(found)
+
+
+def _tools(task: _Task) -> object:
+    return task.value
+
+
+def _cache(task: _Task) -> object:
+    for name in task.names:
+        if name not in CACHES:
+            raise ValueError(f"{_show(name)} is not one of {', '.join(CACHES)}{suggestion(name, CACHES)}")
+    return _unique(task.names)
+
+
+def _protect(task: _Task) -> object:
+    for pattern in task.names:
+        if "/" in pattern or "\0" in pattern or pattern in ("", ".", ".."):
+            raise ValueError(f"{_show(pattern)}: a protected name is one file name or pattern, at any depth")
+        # A bracket matches one character out of a set, so it says nothing for sure either.
+        if not re.sub(r"\[[^\]]*\]|[*?]", "", pattern):
+            raise ValueError(f"{_show(pattern)}: this matches every name, so nothing could be applied")
+    return _unique(task.names)
+
+
+def _network(task: _Task) -> object:
+    mode = str(task.value)
+    if mode in _REFUSED_MODES:
+        raise ValueError(f"{_show(mode)} is {_REFUSED_MODES[mode]}; there are none and host")
+    return _one_of(("none", "host"))(task)
+
+
+def _size(least: int) -> Callable[[_Task], object]:
+    def resolver(task: _Task) -> object:
+        from casemate.policy.units import parse_size
+
+        return parse_size(cast("int | str", task.value), least=least)
+
+    return resolver
+
+
+def _count(least: int) -> Callable[[_Task], object]:
+    def resolver(task: _Task) -> object:
+        from casemate.policy.units import parse_count
+
+        return parse_count(cast("int | str", task.value), least=least)
+
+    return resolver
+
+
+def _cpu(task: _Task) -> object:
+    from casemate.policy.units import parse_cpu
+
+    return parse_cpu(cast("float | str", task.value))
+
+
+def _timeout(task: _Task) -> object:
+    from casemate.policy.units import parse_duration
+
+    return parse_duration(cast("float | str", task.value))
+
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+
+
+def check_variable(name: str) -> None:
+    """Refuse a variable name that no shell could use or that the sandbox decides. Raises ValueError."""
+    if re.fullmatch(_NAME, name) is None:
+        raise ValueError(f"{_show(name)} is not a variable's name")
+    if name in FIXED_VARIABLES or name.startswith("CASEMATE_"):
+        raise ValueError(f"{name} is decided by the sandbox")
+
+
+def _pass(task: _Task) -> object:
+    for name in task.names:
+        if "*" not in name:
+            check_variable(name)
+            continue
+        prefix = name.removesuffix("*")
+        # At least a letter and an underscore: `*`, `A*` or `_*` would take in what nobody had in mind.
+        if re.fullmatch(r"_?[A-Za-z][A-Za-z0-9_]*_", prefix) is None:
+            raise ValueError(f"{_show(name)} is too broad; write names, or a prefix such as MYAPP_*")
+        if prefix.startswith("CASEMATE_"):
+            raise ValueError("CASEMATE_ variables are decided by the sandbox")
+    return _unique(task.names)
+
+
+def _set(task: _Task) -> object:
+    found = dict(cast("dict[str, str]", task.value))
+    for name, value in found.items():
+        check_variable(name)
+        if "\0" in value:
+            raise ValueError(f"the value of {name} holds a NUL byte")
+    return found
+
+
+def _boundary(task: _Task) -> object:
+    if task.value == "auto":
+        return "process"
+    if task.value == "none" and (task.context.project or not task.context.full_access):
+        raise ValueError('"none" comes only with the preset full-access, given as a flag')
+    return _one_of(("process", "none"))(task)
+
+
+def _degrade(task: _Task) -> object:
+    for word in task.names:
+        if word in DEGRADE_WORDS:
+            continue
+        bare = re.split(r"\s*=", word, maxsplit=1)[0]
+        if bare in _REFUSED_WORDS:
+            raise ValueError(f"{_show(word)} is refused: {_REFUSED_WORDS[bare]}")
+        raise ValueError(
+            f"{_show(word)} is not one of {', '.join(DEGRADE_WORDS)}{suggestion(word, DEGRADE_WORDS)}"
+        )
+    return tuple(sorted(set(task.names)))
+
+
+_MIB = 1 << 20
+
+_RESOLVERS: dict[str, Callable[[_Task], object]] = {
+    "filesystem.workspace": _one_of(("write", "read")),
+    "filesystem.read": _read,
+    "filesystem.write": _write,
+    "filesystem.deny": _deny,
+    "filesystem.tools": _tools,
+    "filesystem.cache": _cache,
+    "filesystem.protect": _protect,
+    "network.mode": _network,
+    # The least values are those below which nothing starts at all.
+    "resources.memory": _size(4 * _MIB),
+    "resources.cpu": _cpu,
+    "resources.pids": _count(1),
+    "resources.open-files": _count(8),
+    "resources.file-size": _size(0),
+    "resources.disk": _size(4096),
+    "resources.timeout": _timeout,
+    "resources.output": _size(0),
+    "resources.scope": _one_of(("auto", "tree")),
+    "environment.pass": _pass,
+    "environment.set": _set,
+    "isolation.boundary": _boundary,
+    "isolation.degrade": _degrade,
+}
+
+
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _show(value: object) -> str:
+    text = str(value)
+    return ascii(text if len(text) <= 120 else text[:117] + "...")
