@@ -1,0 +1,177 @@
+"""Opening, renaming and dating files beneath a directory descriptor, where nothing may be followed.
+
+Python has no ``openat2``, no ``renameat2`` and no birth time; the rest of what the workspace needs it
+has. The calls go through ``CDLL``, which lets go of the interpreter lock: a file system may be slow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+from casemate.sys.native import machine
+
+__all__ = [
+    "BENEATH",
+    "DIRECTORY",
+    "EXCHANGE",
+    "NOREPLACE",
+    "birth_ns",
+    "chmod_fd",
+    "clone_range",
+    "descriptor_path",
+    "link_fd",
+    "open_beneath",
+    "rename",
+    "xattrs",
+]
+
+#: openat2's RESOLVE_NO_XDEV | NO_MAGICLINKS | NO_SYMLINKS | BENEATH.
+BENEATH = 0x01 | 0x02 | 0x04 | 0x08
+#: Flags for a directory that is only a starting point: no right to read it is needed.
+DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+NOREPLACE, EXCHANGE = 1, 2
+
+_OPENAT2 = 437
+_RENAMEAT2, _STATX = {"x86_64": (316, 332)}.get(machine(), (276, 291))
+_AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
+_STATX_BTIME = 0x800
+_FICLONE = 0x40049409
+
+_libc = ctypes.CDLL(None, use_errno=True)
+# One prototype per call: a bare syscall() would pass Python's integers as C ints.
+_openat2 = ctypes.CFUNCTYPE(
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+    use_errno=True,
+)(("syscall", _libc))
+_renameat2 = ctypes.CFUNCTYPE(
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_uint,
+    use_errno=True,
+)(("syscall", _libc))
+_statx = ctypes.CFUNCTYPE(
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_uint,
+    ctypes.c_void_p,
+    use_errno=True,
+)(("syscall", _libc))
+
+_pack_how = struct.Struct("=QQQ").pack  # struct open_how: flags, mode, resolve
+# The flags in use are few, and packing them costs a third of the call.
+_hows: dict[tuple[int, int], bytes] = {}
+
+
+def _fail(path: str | bytes) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), path)
+
+
+def _name(path: str | bytes) -> bytes:
+    raw = os.fsencode(path)
+    if b"\0" in raw:  # the kernel would see a shorter name than we have judged
+        raise OSError(errno.EINVAL, "a name holds a NUL byte", path)
+    return raw
+
+
+def open_beneath(directory: int, path: str | bytes, flags: int, mode: int = 0) -> int:
+    """Open ``path`` below ``directory``: no link anywhere in it, no mount crossed, no way up.
+
+    The path is relative and not empty ("." is the directory itself). Raises OSError: ELOOP where a link
+    is, EXDEV where the path leaves the directory or enters another mount.
+    """
+    key = (flags, mode)
+    how = _hows.get(key)
+    if how is None:
+        how = _hows[key] = _pack_how(flags | os.O_CLOEXEC, mode, BENEATH)
+    for _ in range(16):
+        result: int = _openat2(_OPENAT2, directory, _name(path), how, 24)
+        if result >= 0:
+            return result
+        # EAGAIN: something was renamed on the way and the kernel could not rule out an escape.
+        if ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise _fail(path)
+
+
+def rename(from_dir: int, name: str | bytes, to_dir: int, to: str | bytes, flags: int = 0) -> None:
+    """``renameat2``: with ``NOREPLACE`` an existing name is EEXIST, with ``EXCHANGE`` both are swapped."""
+    if _renameat2(_RENAMEAT2, from_dir, _name(name), to_dir, _name(to), flags) < 0:
+        raise _fail(to)
+
+
+def birth_ns(descriptor: int, name: str | bytes = b"") -> int | None:
+    """When the file was made, in ns since the epoch; None if the file system does not say."""
+    block = ctypes.create_string_buffer(256)
+    flags = _AT_SYMLINK_NOFOLLOW if name else _AT_EMPTY_PATH
+    if _statx(_STATX, descriptor, _name(name), flags, _STATX_BTIME, block) < 0:
+        raise _fail(name)
+    # struct statx: stx_mask at 0, stx_btime (s64 seconds, u32 nanoseconds) at 80.
+    if not struct.unpack_from("=I", block, 0)[0] & _STATX_BTIME:
+        return None
+    seconds, nanoseconds = struct.unpack_from("=qI", block, 80)
+    born: int = seconds * 1_000_000_000 + nanoseconds
+    return born
+
+
+def descriptor_path(descriptor: int) -> str:
+    """A path that means exactly the descriptor's file, for calls that take no descriptor."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+def link_fd(descriptor: int, directory: int, name: str) -> None:
+    """Give an open file (one of O_TMPFILE, too) a name; an existing one is EEXIST.
+
+    By way of /proc: AT_EMPTY_PATH needs a capability before Linux 6.10.
+    """
+    os.link(descriptor_path(descriptor), name, dst_dir_fd=directory, follow_symlinks=True)
+
+
+def chmod_fd(descriptor: int, mode: int) -> None:
+    """Set the mode of an open file; O_PATH descriptors, which fchmod refuses, work as well."""
+    os.chmod(descriptor_path(descriptor), mode)
+
+
+def clone_range(source: int, destination: int) -> bool:
+    """Share the whole content of ``source`` (a reflink); False where the file system cannot."""
+    import fcntl
+
+    try:
+        fcntl.ioctl(destination, _FICLONE, source)
+    except OSError:
+        return False
+    return True
+
+
+def xattrs(descriptor: int, prefix: str) -> dict[str, bytes]:
+    """The extended attributes of an open file whose names start with ``prefix``, without the prefix.
+
+    A file system without extended attributes has none.
+    """
+    try:
+        names = os.listxattr(descriptor)
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.ENOSYS):
+            return {}
+        raise
+    found: dict[str, bytes] = {}
+    for name in names:
+        if name.startswith(prefix):
+            found[name[len(prefix) :]] = os.getxattr(descriptor, name)
+    return found
