@@ -80,9 +80,9 @@ tables = st.dictionaries(numbers, st.one_of(actions, st.sampled_from([ALLOW, ENO
 
 
 def telling(rule: Rule) -> list[tuple[int, ...]]:
-    """Arguments that reach the branches of a rule: every value of every test, with rubbish around the mask."""
+    """Arguments that reach a rule's branches: every value of every test, with rubbish around the mask."""
     found: list[tuple[int, ...]] = [(0,) * 6, (2**64 - 1,) * 6]
-    pending = [(rule, (0,) * 6)]
+    pending = [(rule, found[0])]
     while pending:
         rule, args = pending.pop()
         if isinstance(rule, Action):
