@@ -1,0 +1,1 @@
+"""Boundaries: one package each, behind one small contract."""

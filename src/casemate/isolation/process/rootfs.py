@@ -1,0 +1,167 @@
+"""The sandbox's root file system, built detached and shared read-only by every run of the same plan.
+
+Entries, in order; parents are made as needed:
+
+``["bind", source, target]``   the host's directory or file, read-only, with all that is mounted below
+``["dir", target]``            an empty directory (mode 0755), often a mount point
+``["link", target, to]``       a symbolic link
+``["file", target, content]``  a small read-only file; ``target`` may lie below a bind if it exists there
+``["hide", target]``           covers what a bind shows: an empty directory or an empty file, mode 0
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from casemate.errors import SandboxError
+from casemate.sys import mounts
+
+__all__ = ["build", "device_directory"]
+
+# name -> (major, minor); the nodes every program expects.
+_DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+    "core": "/proc/kcore",
+}
+_HIDDEN_ATTRIBUTES = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
+
+
+def build(entries: list[list[str]], devices: list[str], *, make_nodes: bool) -> int:
+    """Build the tree and return its detached mount, read-only throughout.
+
+    Raises SandboxError (``root-failed``) with the entry that could not be made.
+    """
+    root = mounts.filesystem("tmpfs", mode="0755", size="1m", nr_inodes="4k")
+    store = mounts.filesystem("tmpfs", mode="0755", size="1m")
+    try:
+        for index, entry in enumerate(entries):
+            try:
+                _make(root, store, entry, str(index))
+            except OSError as error:
+                raise SandboxError(
+                    f"cannot put {entry[-1]} into the sandbox's root: {error}", code="root-failed", entry=entry
+                ) from error
+        dev = device_directory(devices, make_nodes=make_nodes)
+        _ensure_directory(root, "dev")
+        mounts.move_mount(dev, root, "dev")
+        os.close(dev)
+        mounts.restrict(root, mounts.RDONLY | mounts.NOSUID | mounts.NODEV)
+    except BaseException:
+        os.close(root)
+        raise
+    finally:
+        os.close(store)
+    return root
+
+
+def _make(root: int, store: int, entry: list[str], name: str) -> None:
+    kind, target = entry[0], entry[2 if entry[0] == "bind" else 1].lstrip("/")
+    if kind == "dir":
+        _ensure_directory(root, target)
+    elif kind == "link":
+        _ensure_directory(root, os.path.dirname(target))
+        os.symlink(entry[2], target, dir_fd=root)
+    elif kind == "bind":
+        source = mounts.clone_tree(mounts.AT_FDCWD, entry[1], recursive=True)
+        try:
+            mounts.restrict(source, mounts.RDONLY | mounts.NOSUID | mounts.NODEV, recursive=True)
+            _place(root, target, is_directory=stat.S_ISDIR(os.fstat(source).st_mode))
+            mounts.move_mount(source, root, target)
+        finally:
+            os.close(source)
+    elif kind in ("file", "hide"):
+        hidden = kind == "hide"
+        directory = hidden and _is_directory(root, target)
+        _stored(store, name, entry[2] if not hidden else "", directory=directory, mode=0 if hidden else 0o444)
+        source = mounts.clone_tree(store, name)
+        try:
+            mounts.restrict(source, _HIDDEN_ATTRIBUTES)
+            if not hidden:
+                _place(root, target, is_directory=False)
+            mounts.move_mount(source, root, target)
+        finally:
+            os.close(source)
+    else:
+        raise SandboxError(f"unknown kind of root entry: {kind}", code="bad-request", entry=entry)
+
+
+def _stored(store: int, name: str, content: str, *, directory: bool, mode: int) -> None:
+    if directory:
+        os.mkdir(name, mode, dir_fd=store)
+        return
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=store)
+    try:
+        os.write(handle, content.encode("utf-8", "surrogateescape"))
+    finally:
+        os.close(handle)
+
+
+def _is_directory(root: int, target: str) -> bool:
+    return stat.S_ISDIR(os.stat(target, dir_fd=root, follow_symlinks=False).st_mode)
+
+
+def _place(root: int, target: str, *, is_directory: bool) -> None:
+    """Make the mount point, unless something is there already (a bind shows it)."""
+    if is_directory:
+        _ensure_directory(root, target)
+        return
+    _ensure_directory(root, os.path.dirname(target))
+    try:
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=root))
+    except FileExistsError:
+        return
+
+
+def _ensure_directory(root: int, path: str) -> None:
+    if not path:
+        return
+    try:
+        os.mkdir(path, 0o755, dir_fd=root)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _ensure_directory(root, os.path.dirname(path))
+        os.mkdir(path, 0o755, dir_fd=root)
+
+
+def device_directory(extra: list[str], *, make_nodes: bool) -> int:
+    """A detached /dev with the common nodes and mount points for pts and shm.
+
+    With ``make_nodes`` (real root) the nodes are made; else the host's own are bound, since a user
+    namespace may not make any.
+    """
+    dev = mounts.filesystem("tmpfs", mode="0755", size="64k")
+    for name in ("pts", "shm", "mqueue"):
+        os.mkdir(name, 0o755, dir_fd=dev)
+    for name, to in _DEVICE_LINKS.items():
+        os.symlink(to, name, dir_fd=dev)
+    for name, number in _DEVICES.items():
+        if make_nodes:
+            os.mknod(name, stat.S_IFCHR | 0o666, os.makedev(*number), dir_fd=dev)
+            os.chmod(name, 0o666, dir_fd=dev)
+        else:
+            _bind_device(dev, name)
+    for name in extra:
+        _bind_device(dev, name)
+    mounts.restrict(dev, mounts.RDONLY | mounts.NOSUID | mounts.NOEXEC)
+    return dev
+
+
+def _bind_device(dev: int, name: str) -> None:
+    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444, dir_fd=dev))
+    node = mounts.clone_tree(mounts.AT_FDCWD, f"/dev/{name}")
+    mounts.move_mount(node, dev, name)
+    os.close(node)

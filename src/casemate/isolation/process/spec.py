@@ -1,0 +1,225 @@
+"""What the launcher is told: plain data, checked field by field when it comes over a socket.
+
+``Spec`` is everything that is fixed before a command is known; its digest keys templates and slots.
+``Late`` is what may come after the sandbox was sealed: arguments, environment, directory.
+"""
+
+from __future__ import annotations
+
+from casemate.errors import SandboxError
+
+__all__ = ["Late", "Spec", "View"]
+
+_RLIMITS = ("CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "MSGQUEUE", "NOFILE", "NPROC", "STACK")
+
+
+class View:
+    """One directory of the host as the sandbox sees it.
+
+    ``writable`` views are overlays whose top is private; others are read-only. ``owner`` is the uid and
+    gid that the directory's files have on disk and that become the sandbox's own (root launcher only).
+    """
+
+    __slots__ = ("owner", "source", "target", "top", "writable")
+
+    def __init__(
+        self, source: str, target: str, writable: bool, owner: tuple[int, int] | None, top: str = ""
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.writable = writable
+        self.owner = owner
+        self.top = top
+
+    def as_list(self) -> list[object]:
+        """The JSON form."""
+        return [self.source, self.target, self.writable, self.owner, self.top]
+
+
+class Spec:
+    """A sandbox without its command.
+
+    ``root`` is the list of entries of the root file system (see ``rootfs``); ``home`` maps file names
+    below HOME to their content; ``binds`` are ``(source, target)`` writable host directories (caches);
+    ``scratch`` is the size in bytes of the private writable file system that holds /tmp, HOME and,
+    where a view names no ``top`` of its own, the tops of the views.
+    """
+
+    __slots__ = (
+        "binds",
+        "cpu",
+        "devices",
+        "home",
+        "hostname",
+        "landlock",
+        "memfd_exec",
+        "memory",
+        "network_host",
+        "pids",
+        "require_group",
+        "rlimits",
+        "root",
+        "scratch",
+        "views",
+        "words",
+    )
+
+    def __init__(
+        self,
+        *,
+        root: list[list[str]],
+        views: list[View],
+        home: dict[str, str],
+        binds: list[tuple[str, str]],
+        scratch: int,
+        rlimits: dict[str, int],
+        memory: int | None,
+        pids: int | None,
+        cpu: float | None,
+        words: list[str],
+        landlock: bool = True,
+        memfd_exec: bool = False,
+        network_host: bool = False,
+        require_group: bool = False,
+        hostname: str = "sandbox",
+        devices: list[str] | None = None,
+    ) -> None:
+        self.root = root
+        self.views = views
+        self.home = home
+        self.binds = binds
+        self.scratch = scratch
+        self.rlimits = rlimits
+        self.memory = memory
+        self.pids = pids
+        self.cpu = cpu
+        self.words = words
+        self.landlock = landlock
+        self.memfd_exec = memfd_exec
+        self.network_host = network_host
+        self.require_group = require_group
+        self.hostname = hostname
+        self.devices = devices or []
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form, which ``from_dict`` takes back."""
+        data: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
+        data["views"] = [view.as_list() for view in self.views]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: object) -> Spec:
+        """Check and take a spec that came over a socket. Raises SandboxError (``bad-request``)."""
+        fields = _record(data, set(cls.__slots__))
+        views: list[View] = []
+        for item in _list(fields["views"]):
+            source, target, writable, owner, top = _row(item, 5)
+            pair = None if owner is None else _pair(owner)
+            views.append(View(_text(source), _text(target), _flag(writable), pair, _text(top)))
+        rlimits = {_text(key): _number(value) for key, value in _mapping(fields["rlimits"]).items()}
+        if not set(rlimits) <= set(_RLIMITS):
+            raise _bad("rlimits")
+        cpu = fields["cpu"]
+        if cpu is not None and not isinstance(cpu, (int, float)):
+            raise _bad("cpu")
+        return cls(
+            root=[[_text(word) for word in _list(entry)] for entry in _list(fields["root"])],
+            views=views,
+            home={_text(k): _text(v) for k, v in _mapping(fields["home"]).items()},
+            binds=[(_text(a), _text(b)) for a, b in (_row(item, 2) for item in _list(fields["binds"]))],
+            scratch=_number(fields["scratch"]),
+            rlimits=rlimits,
+            memory=_optional(fields["memory"]),
+            pids=_optional(fields["pids"]),
+            cpu=cpu,
+            words=[_text(word) for word in _list(fields["words"])],
+            landlock=_flag(fields["landlock"]),
+            memfd_exec=_flag(fields["memfd_exec"]),
+            network_host=_flag(fields["network_host"]),
+            require_group=_flag(fields["require_group"]),
+            hostname=_text(fields["hostname"]),
+            devices=[_text(word) for word in _list(fields["devices"])],
+        )
+
+
+class Late:
+    """The command: what may be said to a sandbox that is sealed already."""
+
+    __slots__ = ("argv", "cwd", "env", "tty")
+
+    def __init__(self, argv: list[str], env: dict[str, str], cwd: str, tty: bool) -> None:
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.tty = tty
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return {"argv": self.argv, "env": self.env, "cwd": self.cwd, "tty": self.tty}
+
+    @classmethod
+    def from_dict(cls, data: object) -> Late:
+        """Check and take the JSON form. Raises SandboxError (``bad-request``)."""
+        fields = _record(data, set(cls.__slots__))
+        argv = [_text(word) for word in _list(fields["argv"])]
+        if not argv:
+            raise _bad("argv")
+        env = {_text(key): _text(value) for key, value in _mapping(fields["env"]).items()}
+        return cls(argv, env, _text(fields["cwd"]), _flag(fields["tty"]))
+
+
+def _bad(what: str) -> SandboxError:
+    return SandboxError(f"malformed request: {what}", code="bad-request", field=what)
+
+
+def _record(data: object, names: set[str]) -> dict[str, object]:
+    fields = _mapping(data)
+    if set(fields) != names:
+        raise _bad(f"fields {sorted(set(fields) ^ names)}")
+    return fields
+
+
+def _mapping(value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise _bad("a mapping was expected")
+    return value
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise _bad("a list was expected")
+    return value
+
+
+def _row(value: object, length: int) -> list[object]:
+    row = _list(value)
+    if len(row) != length:
+        raise _bad(f"a row of {length} was expected")
+    return row
+
+
+def _pair(value: object) -> tuple[int, int]:
+    first, second = _row(value, 2)
+    return _number(first), _number(second)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise _bad("text without NUL was expected")
+    return value
+
+
+def _number(value: object) -> int:
+    if type(value) is not int:
+        raise _bad("a whole number was expected")
+    return value
+
+
+def _optional(value: object) -> int | None:
+    return None if value is None else _number(value)
+
+
+def _flag(value: object) -> bool:
+    if type(value) is not bool:
+        raise _bad("true or false was expected")
+    return value

@@ -1,0 +1,1 @@
+"""Every system call that Python has no function for lives below this package, and nowhere else."""

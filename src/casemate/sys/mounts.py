@@ -1,0 +1,112 @@
+"""Mounts by file descriptor: the mount API of Linux 5.2 and later.
+
+Mounts are made *detached*, filled through their descriptor, and attached once the process that
+needs them is in its own mount namespace. So nothing is ever attached in the host's namespace on the
+way. Putting a mount into a detached tree, and cloning one, needs Linux 6.15.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+from casemate.sys.native import LIBC, fail, machine, syscall
+
+__all__ = [
+    "clone_tree",
+    "filesystem",
+    "idmap",
+    "make_private",
+    "move_mount",
+    "pivot_into",
+    "restrict",
+    "unmount",
+]
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+AT_SYMLINK_NOFOLLOW = 0x100
+
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
+_PIVOT_ROOT = {"x86_64": 155}.get(machine(), 41)
+
+RDONLY, NOSUID, NODEV, NOEXEC = 0x1, 0x2, 0x4, 0x8
+IDMAP = 0x100000
+
+_MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x4000, 1 << 18, 2
+
+
+def filesystem(kind: str, attributes: int = 0, **options: str | int | bool) -> int:
+    """Mount a new file system, detached, and return its descriptor (O_CLOEXEC).
+
+    An option's value is a string, ``True`` for a bare flag, or an open descriptor. ``lowerdir``
+    may be given as a descriptor (Linux 6.13). Raises OSError, with the kernel's own word on it.
+    """
+    context = syscall(f"fsopen {kind}", _FSOPEN, kind.encode(), 1)
+    try:
+        for name, value in options.items():
+            key = b"lowerdir+" if name == "lowerdir" else name.encode()
+            if value is True:
+                syscall(f"{kind} {name}", _FSCONFIG, context, 0, key, None, 0)
+            elif isinstance(value, int):
+                syscall(f"{kind} {name}", _FSCONFIG, context, 5, key, None, value)
+            else:
+                syscall(f"{kind} {name}", _FSCONFIG, context, 1, key, value.encode(), 0)
+        syscall(f"create {kind}", _FSCONFIG, context, 6, None, None, 0)
+        return syscall(f"fsmount {kind}", _FSMOUNT, context, 1, attributes)
+    finally:
+        os.close(context)
+
+
+def clone_tree(directory: int, path: str = "", *, recursive: bool = False, follow: bool = True) -> int:
+    """A detached copy of the mount at ``path`` (a bind mount that is nowhere yet)."""
+    flags = 1 | os.O_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    flags |= 0 if path else AT_EMPTY_PATH
+    flags |= 0 if follow else AT_SYMLINK_NOFOLLOW
+    return syscall(f"open_tree {path}", _OPEN_TREE, directory, os.fsencode(path), flags)
+
+
+def restrict(mount: int, attributes: int, *, path: bytes = b"", recursive: bool = False) -> None:
+    """Set ``RDONLY`` and friends on a mount; with ``recursive`` on every mount below it too."""
+    block = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    flags = (0 if path else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0)
+    syscall("mount_setattr", _MOUNT_SETATTR, mount, path, flags, block, 32)
+
+
+def idmap(mount: int, user_namespace: int) -> None:
+    """Show the mount's files through the id map of a user namespace (Linux 5.12; tmpfs 6.3)."""
+    block = struct.pack("=QQQQ", IDMAP, 0, 0, user_namespace)
+    syscall("mount_setattr idmap", _MOUNT_SETATTR, mount, b"", AT_EMPTY_PATH, block, 32)
+
+
+def move_mount(mount: int, directory: int, path: str) -> None:
+    """Attach a detached mount at ``path`` below ``directory``; a link at the end is not followed."""
+    syscall(f"move_mount {path}", _MOVE_MOUNT, mount, b"", directory, os.fsencode(path), 4)
+
+
+def make_private() -> None:
+    """Cut the calling process's mount namespace off from its peers."""
+    if LIBC.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None) < 0:
+        raise fail("mount --make-rprivate /")
+
+
+def pivot_into(mount: int) -> None:
+    """Make a detached mount the root of the calling process's (own, private) mount namespace.
+
+    The old root is stacked under the new one by ``pivot_root(".", ".")`` and then let go, so no
+    directory for it is needed inside.
+    """
+    syscall("move_mount root", _MOVE_MOUNT, mount, b"", AT_FDCWD, b"/tmp", 4)
+    os.fchdir(mount)
+    syscall("pivot_root", _PIVOT_ROOT, b".", b".")
+    if LIBC.umount2(b".", _MNT_DETACH) < 0:
+        raise fail("umount old root")
+    os.chdir("/")
+
+
+def unmount(path: str) -> None:
+    """Detach the mount at ``path``."""
+    if LIBC.umount2(os.fsencode(path), _MNT_DETACH | 8) < 0:
+        raise fail(f"umount {path}")

@@ -1,0 +1,137 @@
+"""Namespaces, and the few things that are set once one is inside them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+from casemate.sys.native import LIBC, fail
+from casemate.sys.process import fork_into
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "CGROUP",
+    "IPC",
+    "MOUNT",
+    "NET",
+    "PID",
+    "USER",
+    "UTS",
+    "enter",
+    "id_map",
+    "leave",
+    "loopback_up",
+    "make",
+    "map_single",
+    "set_hostname",
+]
+
+MOUNT, CGROUP, UTS, IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+USER, PID, NET = 0x10000000, 0x20000000, 0x40000000
+
+NAMES = {MOUNT: "mnt", CGROUP: "cgroup", UTS: "uts", IPC: "ipc", USER: "user", PID: "pid", NET: "net"}
+
+
+def leave(kinds: int) -> None:
+    """``unshare(2)``: leave the present namespaces of these kinds for new ones."""
+    if LIBC.unshare(kinds) < 0:
+        raise fail("unshare " + "+".join(name for bit, name in NAMES.items() if kinds & bit))
+
+
+def enter(namespace: int, kind: int) -> None:
+    """``setns(2)`` into the namespace behind a descriptor."""
+    if LIBC.setns(namespace, kind) < 0:
+        raise fail(f"setns {NAMES.get(kind, kind)}")
+
+
+def set_hostname(name: str) -> None:
+    """Name the host of the present UTS namespace."""
+    encoded = name.encode()
+    if LIBC.sethostname(encoded, len(encoded)) < 0:
+        raise fail("sethostname")
+
+
+def loopback_up() -> None:
+    """Bring up ``lo`` in the present network namespace (SIOCSIFFLAGS by ctypes: no socket module)."""
+    handle = LIBC.socket(2, 2 | os.O_CLOEXEC, 0)
+    if handle < 0:
+        raise fail("socket for lo")
+    request = ctypes.create_string_buffer(struct.pack("16sh14x", b"lo", 0x41), 32)
+    try:
+        if LIBC.ioctl(handle, ctypes.c_ulong(0x8914), request) < 0:
+            raise fail("lo up")
+    finally:
+        os.close(handle)
+
+
+def map_single(inside: int, outside: int, inside_gid: int, outside_gid: int) -> None:
+    """Write the id maps of the user namespace that the caller has just entered: one id each."""
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{inside} {outside} 1"),
+        ("gid_map", f"{inside_gid} {outside_gid} 1"),
+    ):
+        handle = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(handle, text.encode())
+        finally:
+            os.close(handle)
+
+
+def make(kinds: int, setup: Callable[[], None], finish: Callable[[int], None] | None = None) -> dict[int, int]:
+    """New namespaces without a process: kind -> descriptor.
+
+    A short-lived child makes them, since an unprivileged process cannot come back out of one, and a
+    privileged one that failed to would go on in the wrong place. ``setup`` runs in the child,
+    ``finish(pid)`` in the caller while the child waits.
+    """
+    ready_read, ready_write = os.pipe()
+    go_read, go_write = os.pipe()
+    child, pidfd = fork_into(kinds)
+    if child == 0:
+        try:
+            os.close(go_write)
+            setup()
+            os.write(ready_write, b"r")
+            os.read(go_read, 1)  # until the parent has what it wants, or is gone
+        finally:
+            os._exit(0)
+    held: dict[int, int] = {}
+    try:
+        os.close(ready_write)
+        ready_write = -1
+        if os.read(ready_read, 1) != b"r":
+            raise OSError(1, "a new namespace could not be set up", "namespaces")
+        if finish is not None:
+            finish(child)
+        for bit, name in NAMES.items():
+            if kinds & bit:
+                held[bit] = os.open(f"/proc/{child}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        return held
+    except BaseException:
+        for descriptor in held.values():
+            os.close(descriptor)
+        raise
+    finally:
+        for descriptor in (ready_read, ready_write, go_read, go_write, pidfd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        os.waitpid(child, 0)
+
+
+def id_map(uids: list[tuple[int, int]], gids: list[tuple[int, int]]) -> int:
+    """A descriptor of a user namespace that maps each ``(on disk, seen)`` pair; for ``mounts.idmap``."""
+
+    def write(child: int) -> None:
+        for name, pairs in (("uid_map", uids), ("gid_map", gids)):
+            handle = os.open(f"/proc/{child}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(handle, "".join(f"{disk} {seen} 1\n" for disk, seen in pairs).encode())
+            finally:
+                os.close(handle)
+
+    return make(USER, lambda: None, write)[USER]
