@@ -156,11 +156,16 @@ def verdict(value: int) -> Verdict:
     return Verdict(action, min(data, 4095) if action == "errno" else data)
 
 
-def run(insns: list[Insn], data: bytes) -> int:
-    """The 32-bit value that the program returns for this call. ``insns`` came from ``decode``."""
+def run(insns: list[Insn], data: bytes, path: list[int] | None = None) -> int:
+    """The 32-bit value that the program returns for this call. ``insns`` came from ``decode``.
+
+    ``path`` is given the instructions that ran, in order.
+    """
     a = x = pc = 0
     cells = [0] * MEM_WORDS
     while True:
+        if path is not None:
+            path.append(pc)
         code, jt, jf, k = insns[pc]
         pc += 1
         kind = code & 7

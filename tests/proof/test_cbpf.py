@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,25 +17,13 @@ from tests.proof.cbpf import (
     seccomp_data,
     verdict,
 )
+from tests.proof.kernel import ask
 
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[platform.machine()]
 ALLOW = 0x7FFF0000
 LD_NR = Insn(0x20, 0, 0, 0)
 RET_ALLOW = Insn(0x06, 0, 0, ALLOW)
 WINDOWS = (5000, 5001, 5002, 5003)  # call numbers that no kernel has: each shows one byte of the result
-
-
-def ask(*requests: list[object]) -> list[object]:
-    """The kernel's answers, from a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(Path(__file__).with_name("kernel_bpf.py"))],
-        input="".join(json.dumps(request) + "\n" for request in requests),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def accepted(program: bytes) -> bool:
