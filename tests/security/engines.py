@@ -34,6 +34,7 @@ class Outcome:
     report: dict[str, Any]
     tty_input: str = ""
     tty_identity: list[int] = dataclasses.field(default_factory=list)
+    tty_canonical: bool = True
 
     @property
     def records(self) -> dict[str, dict[str, Any]]:
@@ -210,7 +211,7 @@ try:
     queued = os.read(0, 4096)
 except BlockingIOError:
     queued = b""
-os.write(report, b"%d %s" % (state[3] & termios.ICANON != 0, queued))
+os.write(report, b"%d %s" % (bool(state[3] & termios.ICANON), queued))
 os._exit(code if code >= 0 else 128 - code)
 """
 
@@ -244,11 +245,11 @@ def _run_tty(argv: list[str], env: dict[str, str], cwd: str, request: Request) -
             output += b"\n(the harness ended it: timeout)"
             break
     with open(queue_read, "rb") as stream:
-        queued = stream.read().partition(b" ")[2]
+        canonical, _, queued = stream.read().partition(b" ")
     os.close(master)
     return Outcome(
         argv, process.returncode, output.decode(errors="replace"), "", 0.0, {},
-        queued.decode(errors="replace"), [info.st_dev, info.st_ino, info.st_rdev],
+        queued.decode(errors="replace"), [info.st_dev, info.st_ino, info.st_rdev], canonical == b"1",
     )  # fmt: skip
 
 

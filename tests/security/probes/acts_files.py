@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import shutil
+import socket
 import time
 from typing import Any
 
@@ -192,3 +193,89 @@ def shared_tmp(p: Params) -> Result:
     """Read the host's file in /tmp, and leave one there."""
     put(p["tmp_new"], p["token"])
     return {"data": get(p["tmp_canary"])}
+
+
+def links(p: Params) -> Result:
+    """Make each link of the parameters, with its directories; an old entry of that name goes first."""
+    made = []
+    for name, target in p["links"]:
+        path = f"{p['ws']}/{name}"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)
+        os.symlink(target, path)
+        made.append(name)
+    return {"ok": True, "made": made}
+
+
+def protected_tricks(p: Params) -> Result:
+    """Protected names reached other than by a plain write: rename, link, replacement, hard link, removal."""
+    ws, token = p["ws"], p["token"]
+    put(f"{ws}/t1/stage/settings.json", token)
+    os.rename(f"{ws}/t1/stage", f"{ws}/t1/.vscode")
+    put(f"{ws}/t2/stage/settings.json", token)
+    os.symlink("stage", f"{ws}/t2/.vscode")
+    put(f"{ws}/t3/plain.json", token)
+    os.link(f"{ws}/t3/plain.json", f"{ws}/t3/.mcp.json")
+    # The whole directory is replaced: on an overlay that is an opaque one, not a changed one.
+    shutil.rmtree(f"{ws}/.claude")
+    put(f"{ws}/.claude/settings.json", token)
+    put(f"{ws}/t4/stage/.vscode/settings.json", token)
+    os.rename(f"{ws}/t4/stage", f"{ws}/t4/final")
+    os.unlink(f"{ws}/.mcp.json")
+    os.unlink(f"{ws}/.codex/config.toml")
+    return {"ok": True}
+
+
+def special(p: Params) -> Result:
+    """Entries that are more than plain files."""
+    ws = p["ws"]
+    for name, mode in (("suid", 0o4755), ("sgid", 0o2755)):
+        shutil.copy("/usr/bin/id", f"{ws}/{name}")
+        os.chmod(f"{ws}/{name}", mode)
+    os.chmod(f"{ws}/src/app.py", 0o6777)
+    os.mkdir(f"{ws}/sdir")
+    os.chmod(f"{ws}/sdir", 0o3777)
+    done: Result = {"fifo": "made"}
+    os.mkfifo(f"{ws}/fifo")
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(f"{ws}/sock")
+    for name, value in (
+        ("security.capability", b"\1\0\0\2\0\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
+        ("user.note", b"x"),
+    ):
+        try:
+            os.setxattr(f"{ws}/suid", name, value)
+            done[name] = "set"
+        except OSError as error:
+            done[name] = error.errno
+    return done
+
+
+def read_paths(p: Params) -> Result:
+    """What can be read of each path, the beginning only."""
+    found = {}
+    for path in p["paths"]:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            found[path] = {"ok": True, "data": os.read(fd, 256).decode(errors="replace")}
+            os.close(fd)
+        except OSError as error:
+            found[path] = {"ok": False, "errno": error.errno}
+    return {"made": found, "data": "".join(str(value.get("data", "")) for value in found.values())}
+
+
+def plain_work(p: Params) -> Result:
+    """An ordinary program's day: new, changed, removed and renamed files, a link inside, a script."""
+    ws = p["ws"]
+    put(f"{ws}/src/new.py", p["token"])
+    put(f"{ws}/src/app.py", p["token"])
+    os.unlink(f"{ws}/sub/file.txt")
+    put(f"{ws}/build/out/a.txt", p["token"])
+    os.rename(f"{ws}/build/out", f"{ws}/build/final")
+    os.symlink("final/a.txt", f"{ws}/build/latest")
+    put(f"{ws}/run.sh", f"#!/bin/sh\n# {p['token']}\n")
+    os.chmod(f"{ws}/run.sh", 0o755)
+    return {"ok": True}

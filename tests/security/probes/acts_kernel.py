@@ -351,6 +351,8 @@ def cgroup_release_agent(p: Params) -> Result:
         for name in ("release_agent", "notify_on_release", "cgroup.procs", "tasks", "cgroup.subtree_control"):
             if os.access(f"{place}/{name}", os.W_OK):
                 writable.append(f"{place}/{name}")
+        if not p["mkdir"]:
+            continue
         try:
             os.mkdir(f"{place}/casemate-probe")
             os.rmdir(f"{place}/casemate-probe")

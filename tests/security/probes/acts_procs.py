@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
+import socket
+import subprocess
+import threading
 from typing import Any
 
 import raw
@@ -152,3 +156,53 @@ def privileges(p: Params) -> Result:
         uid_map = stream.read().split()
     keep = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
     return {"ok": True, "status": {key: status.get(key, "") for key in keep}, "uid_map": uid_map}
+
+
+def owner_signal(p: Params) -> Result:
+    """Ask the kernel to send SIGUSR1 to the victim whenever a socket becomes readable."""
+    one, two = socket.socketpair()
+    try:
+        fcntl.fcntl(one, 8, p["victim"])  # F_SETOWN
+        fcntl.fcntl(one, 10, signal.SIGUSR1)  # F_SETSIG
+        fcntl.fcntl(one, fcntl.F_SETFL, fcntl.fcntl(one, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+    except OSError as error:
+        return {"ok": False, "errno": error.errno}
+    two.send(b"x")
+    return {"ok": True}
+
+
+def setuid_program(p: Params) -> Result:
+    """The effective uid that a setuid-root program of the host has here, and the ids after a try to change."""
+    done = {}
+    for path in p["programs"]:
+        try:
+            ran = subprocess.run([path, "-u"], capture_output=True, text=True, timeout=10, check=False)
+            done[path] = ran.stdout.strip()
+        except OSError as error:
+            done[path] = f"errno {error.errno}"
+    for name, call in (("setuid", os.setuid), ("setgid", os.setgid)):
+        try:
+            call(0)
+            done[name] = "done"
+        except OSError as error:
+            done[name] = f"errno {error.errno}"
+    return {"ok": True, "uid": os.getuid(), "ran": done}
+
+
+def threads(p: Params) -> Result:
+    """Many threads of one process, which count as tasks like processes do."""
+    stop = threading.Event()
+    started: list[threading.Thread] = []
+    error = ""
+    threading.stack_size(65536)
+    for _ in range(p["count"]):
+        thread = threading.Thread(target=stop.wait, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as failure:
+            error = str(failure)
+            break
+        started.append(thread)
+    made = len(started)
+    stop.set()
+    return {"ok": made >= p["count"], "made": made, "error": error}

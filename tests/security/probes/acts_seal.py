@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from typing import Any
@@ -85,7 +86,12 @@ def pid_one(p: Params) -> Result:
         except OSError as error:
             done[name] = {"ok": False, "errno": error.errno}
     done["ptrace"] = raw.attempt("ptrace", 0x4206, 1, 0, 0)
-    done["vm"] = raw.attempt("process_vm_readv", 1, 0, 0, 0, 0, 0)
+    buffer = ctypes.create_string_buffer(16)
+    local = (ctypes.c_ulong * 2)(ctypes.addressof(buffer), 16)
+    remote = (ctypes.c_ulong * 2)(0x400000, 16)
+    done["vm"] = raw.attempt("process_vm_readv", 1, local, 1, remote, 1, 0)
+    # EFAULT means that the access was granted and only the address is not there.
+    done["vm"]["ok"] = done["vm"]["ok"] or done["vm"].get("errno") == 14
     pidfd = raw.attempt("pidfd_open", 1, 0)
     done["getfd"] = raw.attempt("pidfd_getfd", pidfd["value"], 0, 0) if pidfd["ok"] else pidfd
     return {"made": done}
