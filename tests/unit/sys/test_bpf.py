@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import NamedTuple
 
@@ -70,13 +71,19 @@ def arguments(draw: st.DrawFn) -> Arg:
     bits = draw(st.sampled_from([32, 64]))
     full = (1 << bits) - 1
     mask = draw(st.one_of(st.just(full), words64.map(lambda word: word & full)))
-    values = draw(st.lists(words64.map(lambda word: word & mask), min_size=1, max_size=5))
-    return Arg(draw(st.integers(0, 5)), *values, bits=bits, mask=mask)
+    some = st.lists(words64.map(lambda word: word & mask), min_size=1, max_size=5)
+    values = draw(st.one_of(some, st.sampled_from([[0], [mask]])))
+    return Arg(draw(st.sampled_from([0, 0, 1, 5])), *values, bits=bits, mask=mask)
 
 
 rules = st.recursive(actions, lambda inner: st.builds(When, arguments(), inner, inner), max_leaves=8)
 numbers = st.one_of(st.integers(0, 60), st.integers(0, 600), st.integers(0, FULL))
-tables = st.dictionaries(numbers, st.one_of(actions, st.sampled_from([ALLOW, ENOSYS]), rules), max_size=80)
+runs = st.tuples(numbers, st.integers(1, 3), st.one_of(actions, st.sampled_from([ALLOW, ENOSYS]), rules))
+tables = st.lists(runs, max_size=60).map(
+    lambda runs: {
+        number: rule for first, length, rule in runs for number in range(first, min(first + length, FULL + 1))
+    }
+)
 
 
 def telling(rule: Rule) -> list[tuple[int, ...]]:
@@ -88,7 +95,13 @@ def telling(rule: Rule) -> list[tuple[int, ...]]:
         if isinstance(rule, Action):
             continue
         test, around = rule.test, ~rule.test.mask & (2**64 - 1)
-        for word in (*test.values, *(value ^ 1 for value in test.values), test.mask, 1 << 32):
+        for word in (
+            *test.values,
+            *(value ^ 1 for value in test.values),
+            test.mask,
+            test.mask & -test.mask,
+            1 << 32,
+        ):
             for rubbish in (0, around, 0xDEADBEEF << 32 & around):
                 changed = (*args[: test.index], word | rubbish, *args[test.index + 1 :])
                 found.append(changed)
@@ -127,6 +140,29 @@ def test_what_is_allowed_at_once_never_looks_at_arguments(table: dict[int, Rule]
     for number, rule in table.items():
         if isinstance(rule, Action):
             assert run(program, number).loads == {0, 4}
+
+
+def test_one_rule_in_several_places() -> None:
+    """A rule that is reached after tests of different arguments is right after each of them."""
+    inner = When(Arg(0, 1), Errno(1), When(Arg(1, 2), Errno(2), Errno(3)))
+    outer = When(Arg(1, 2), When(Arg(0, 5), KILL, inner), When(Arg(2, 0, mask=6), inner, ALLOW))
+    program = assemble(ARCH, {4: inner, 5: outer}, ENOSYS)
+    for args in itertools.product((0, 1, 2, 5), repeat=3):
+        full = (*args, 0, 0, 0)
+        assert run(program, 4, full).value == decide(inner, full)
+        assert run(program, 5, full).value == decide(outer, full)
+
+
+def test_masks_of_one_argument_in_a_row() -> None:
+    """What an earlier test left of the argument is not taken for the whole of it."""
+    last = When(Arg(0, 0x60, 0x61, mask=0x61), Errno(4), When(Arg(0, 0x88, 0x99), Errno(5), Errno(6)))
+    rule = When(Arg(0, 0x5, mask=0x7), Errno(1), When(Arg(0, 0, mask=0x18), Errno(2), last))
+    rule = When(Arg(0, 0, mask=0xA0), Errno(7), When(Arg(0, 0x20, mask=0xA0), Errno(8), rule))
+    rule = When(Arg(0, 0x40, mask=0x40), rule, When(Arg(0, 0xE, mask=0xF), Errno(3), rule))
+    program = assemble(ARCH, {5: rule}, ENOSYS)
+    for word in range(256):
+        args = (word | 0xABC << 40, 0, 0, 0, 0, 0)
+        assert run(program, 5, args).value == decide(rule, args)
 
 
 def test_targets_out_of_reach_of_one_jump_are_reached() -> None:
