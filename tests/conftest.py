@@ -93,7 +93,7 @@ class Runner:
 
     def acts(self, *names: str, flags: tuple[str, ...] = (), how: dict[str, Any] | None = None,
              **params: Any) -> Outcome:  # fmt: skip
-        """Run attack acts inside; each must report, or the test fails: a run that says nothing holds nothing."""
+        """Run attack acts inside. Each must report: a run that says nothing holds nothing."""
         params.setdefault("sandboxed", True)
         outcome = self(*acts_command(self.scene, names, **params), flags=flags, **(how or {}))
         check_reports(outcome, names)

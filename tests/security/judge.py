@@ -123,9 +123,8 @@ def keys_ok(act: str, *keys: str, below: str = "") -> Judge:
 
 def host_pids(seen: Seen) -> Parts:
     """A process of the host was seen: the victim's command line names the lab."""
-    return {"victim": seen.scene.world.base.name in str(seen.record("procs.host_pids").get("data", "")).replace(
-        str(seen.scene.ws), ""
-    )}  # fmt: skip
+    data = str(seen.record("procs.host_pids").get("data", "")).replace(str(seen.scene.ws), "")
+    return {"victim": seen.scene.world.base.name in data}
 
 
 def kill_and_renice(seen: Seen) -> Parts:

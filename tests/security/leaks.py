@@ -39,10 +39,11 @@ def _files(roots: list[Path]) -> frozenset[str]:
 
 
 def _cgroups() -> frozenset[str]:
-    """Groups that Casemate made, by its name, in every hierarchy."""
+    """Groups of runs, in every hierarchy (not their common parent, which is kept)."""
     found: set[str] = set()
     for base, directories, _ in os.walk("/sys/fs/cgroup"):
-        found.update(os.path.join(base, name) for name in directories if "casemate" in base + "/" + name)
+        if os.path.basename(base) == "casemate":
+            found.update(os.path.join(base, name) for name in directories)
     return frozenset(found)
 
 
@@ -67,14 +68,20 @@ def _of_running(path: str) -> bool:
     return False
 
 
-def left_behind(before: Snapshot, world: World) -> list[str]:
-    """Everything that is there now, was not there before, and belongs to no living run."""
+def running_left(world: World) -> list[str]:
+    """Processes and mounts of the lab's sandboxes."""
     left = []
     mark = world.base.name + "/s"
     own = {world.victim.pid, os.getpid()}
     left += [f"process {pid}: {_name(pid)}" for pid in processes_with(mark) if pid not in own]
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     left += [f"mount {line}" for line in mounts if mark in line]
+    return left
+
+
+def left_behind(before: Snapshot, world: World) -> list[str]:
+    """Everything that is there now, was not there before, and belongs to no living run."""
+    left = running_left(world)
     left += [f"cgroup {path}" for path in sorted(_cgroups() - before.cgroups) if not _populated(path)]
     state = sorted(_files(state_directories(world)) - before.state)
     left += [f"file {path}" for path in state if not _expected(path) and not _of_running(path)]
@@ -83,14 +90,8 @@ def left_behind(before: Snapshot, world: World) -> list[str]:
 
 
 def _expected(path: str) -> bool:
-    """Directories and lock files that are made once and kept, and hold nothing of a run."""
-    return (
-        False
-        if os.path.isfile(path)
-        else not any(True for _ in os.scandir(path))
-        if os.path.isdir(path)
-        else True
-    )
+    """Empty directories that are made once and kept."""
+    return os.path.isdir(path) and not os.listdir(path)
 
 
 def _name(pid: int) -> str:

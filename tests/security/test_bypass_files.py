@@ -52,14 +52,14 @@ PROTECTED = [
     "CLAUDE.md",
     "AGENTS.md",
 ]
-# Bytes that an ext4 or APFS directory with case folding, or a checkout on such a host, reads as the same name.
+# What a directory with case folding (ext4, APFS, NTFS) reads as the same names.
 FOLDED = [
     ".MCP.JSON",
     ".Vscode/tasks.json",
-    ".vſcode/tasks.json",
+    ".v\u017fcode/tasks.json",
     ".CLAUDE/settings.json",
     ".Husky/pre-commit",
-    ".huſky/pre-commit",
+    ".hu\u017fky/pre-commit",
     ".EnvRC",
     ".GIT/hooks/pre-commit",
     ".Git/config",
@@ -209,7 +209,8 @@ def test_canaries_are_not_readable_by_any_path(casemate: Runner, scene: Scene) -
     """Secrets of the caller's home are out of reach by name, by /proc and by what the mounts reveal."""
     home = scene.world.home
     paths = [
-        f"{home}/.ssh/id_rsa", f"{home}/.aws/credentials", "/root/.gitconfig", "/root/.npmrc", "/root/.bashrc",
+        f"{home}/.ssh/id_rsa", f"{home}/.aws/credentials", "/root/.gitconfig", "/root/.npmrc",
+        "/root/.bashrc",
         f"/proc/1/root{home}/.ssh/id_rsa", "/proc/self/cwd/../../home/.ssh/id_rsa",
         f"{scene.ws}/../../home/.ssh/id_rsa", f"/proc/1/cwd{home}/.aws/credentials",
         "/proc/kcore", "/proc/kmsg", "/proc/kpageflags", "/dev/mem", "/dev/vda", "/proc/1/mem",

@@ -172,7 +172,7 @@ def owner_signal(p: Params) -> Result:
 
 
 def setuid_program(p: Params) -> Result:
-    """The effective uid that a setuid-root program of the host has here, and the ids after a try to change."""
+    """The uid that a setuid-root program of the host has here, and whether the own can be changed."""
     done = {}
     for path in p["programs"]:
         try:
