@@ -18,7 +18,23 @@ if TYPE_CHECKING:
 
     from casemate.settings import Places
 
-__all__ = ["Guard", "check_deny", "check_grant", "check_workspace", "expand", "guard", "holds", "within_any"]
+__all__ = [
+    "SYSTEM_VIEW",
+    "Guard",
+    "check_deny",
+    "check_grant",
+    "check_workspace",
+    "expand",
+    "guard",
+    "holds",
+    "refusal",
+    "within_any",
+]
+
+#: What every sandbox sees, read-only, without being asked.
+SYSTEM_VIEW = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt",
+)  # fmt: skip
 
 # Refused themselves; what lies below may be named, unless another rule says otherwise.
 _BROAD = {
@@ -114,13 +130,18 @@ def check_grant(path: str, *, write: bool, guard: Guard, workspace: str) -> None
 
     A path that does not exist passes: it grants nothing, and the caller decides what to say.
     """
-    reason = _BROAD.get(path) or _not_for_anyone(path, guard)
+    reason = refusal(path, guard)
     if reason is None and write:
         reason = _not_for_writing(path, workspace)
     if reason is None:
         reason = _not_a_plain_thing(path, write)
     if reason is not None:
         raise ValueError(f"{path} is too broad or not for a sandbox: {reason}")
+
+
+def refusal(path: str, guard: Guard) -> str | None:
+    """Why a resolved path may not enter a sandbox at all, or None. Looks at names only, so it is cheap."""
+    return _BROAD.get(path) or _not_for_anyone(path, guard)
 
 
 def _not_for_anyone(path: str, guard: Guard) -> str | None:
@@ -224,7 +245,7 @@ def check_workspace(workspace: str, places: Places) -> str:
     bounds = guard(places)
     # /usr and the like hold workspaces in containers (/usr/src/app), so only the directories themselves
     # and the programs' own are refused.
-    reason = _BROAD.get(path) or _not_for_anyone(path, bounds)
+    reason = refusal(path, bounds)
     if reason is None and path in ("/opt", "/srv", "/mnt", "/media", "/usr/local"):
         reason = "it is a system directory; use one below it"
     if reason is None and within_any(path, _SYSTEM):
