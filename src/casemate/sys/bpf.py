@@ -54,9 +54,9 @@ _INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter: code, jump if true,
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 
-# How many lone numbers one leaf of the search may hold: more save instructions and cost steps.
+# How many lone values one leaf of the search may hold: more save instructions and cost steps.
 _EXCEPTIONS = 3
-# What a frequent number weighs in the search, in leaves.
+# What a frequent value weighs in the search, in leaves.
 _FREQUENT = 4
 
 
@@ -162,7 +162,8 @@ def assemble(
     steps. Raises ValueError if the program would be too long.
     """
     code = _Code()
-    start = _search(code, _leaves(rules, default, frequent))
+    places = {number: code.rule(rule) for number, rule in rules.items()}
+    start = code.search(places, code.rule(default), frequent)
     start = code.step(_LOAD, _NUMBER, start)
     start = code.branch(_JEQ, arch, start, code.returning(foreign.value, fresh=True))
     code.step(_LOAD, _ARCH, start)
@@ -244,6 +245,25 @@ class _Code:
             place = self._rules[id(rule), held] = self._when(rule, held)
         return place
 
+    def search(self, places: Mapping[int, int], default: int, frequent: Iterable[int] = ()) -> int:
+        """The place of a binary search for the accumulator's value, which goes on to that value's place."""
+        return self._split(_leaves(_ranges(places, default), sorted(frequent)))
+
+    def _split(self, leaves: list[_Leaf]) -> int:
+        """Halve the weight until one leaf is left."""
+        if len(leaves) == 1:
+            place = leaves[0].place
+            for value, other in reversed(leaves[0].exceptions):
+                place = self.branch(_JEQ, value, other, place)
+            return place
+        total = sum([leaf.weight for leaf in leaves])
+        below, middle = leaves[0].weight, 1
+        while middle < len(leaves) - 1 and 2 * below + leaves[middle].weight <= total:
+            below += leaves[middle].weight
+            middle += 1
+        upper, lower = self._split(leaves[middle:]), self._split(leaves[:middle])
+        return self.branch(_JGE, leaves[middle].first, upper, lower)
+
     def _when(self, rule: When, held: _Held) -> int:
         test = rule.test
         low = _ARGUMENTS + 8 * test.index  # both instruction sets are little-endian
@@ -277,10 +297,7 @@ class _Code:
             if values != (0,):
                 yes, no = no, yes
             return self._masked(offset, _FULL, self.branch(_JSET, mask, no, yes), held)
-        place = no
-        for value in reversed(values):
-            place = self.branch(_JEQ, value, yes, place)
-        return self._masked(offset, mask, place, held)
+        return self._masked(offset, mask, self.search(dict.fromkeys(values, yes), no), held)
 
     def _masked(self, offset: int, mask: int, then: int, held: _Held) -> int:
         """Get a masked word into the accumulator, as far as it is not there already."""
@@ -316,87 +333,67 @@ def _by_bits(mask: int, values: tuple[int, ...]) -> bool:
 
 
 class _Leaf:
-    """A range of call numbers with one rule, but for a few single numbers with their own."""
+    """A range of values that lead to one place, but for a few single ones that lead elsewhere."""
 
-    __slots__ = ("exceptions", "first", "rule", "weight")
+    __slots__ = ("exceptions", "first", "place", "weight")
 
-    def __init__(self, first: int, rule: Rule) -> None:
+    def __init__(self, first: int, place: int, exceptions: list[tuple[int, int]], weight: int) -> None:
         self.first = first
-        self.rule = rule
-        self.exceptions: list[tuple[int, Rule]] = []
-        self.weight = 1
+        self.place = place
+        self.exceptions = exceptions
+        self.weight = weight
 
 
-def _ranges(rules: Mapping[int, Rule], default: Rule) -> list[tuple[int, Rule]]:
-    """The first number of each longest range with one rule, over all of 0 to 2**32 - 1."""
-    ranges: list[tuple[int, Rule]] = []
-    last: Rule | None = None
+def _ranges(places: Mapping[int, int], default: int) -> list[tuple[int, int]]:
+    """The first value and the place of each longest range with one place, then the end of the last."""
+    ranges: list[tuple[int, int]] = []
+    last = -1
     free = 0
-    for number in sorted(rules):
-        if number > free and last is not default and last != default:
+    for value in sorted(places):
+        if value > free and last != default:
             last = default
             ranges.append((free, last))
-        rule = rules[number]
-        if last is not rule and last != rule:
-            last = rule
-            ranges.append((number, last))
-        free = number + 1
-    if free <= _FULL and last is not default and last != default:
+        place = places[value]
+        if last != place:
+            last = place
+            ranges.append((value, last))
+        free = value + 1
+    if free <= _FULL and last != default:
         ranges.append((free, default))
+    ranges.append((_FULL + 1, -1))
     return ranges
 
 
-def _leaves(rules: Mapping[int, Rule], default: Rule, frequent: Iterable[int]) -> list[_Leaf]:
-    """Group the ranges so that a lone number costs one comparison (equal) instead of two (from, to)."""
-    ranges = _ranges(rules, default)
-    ranges.append((_FULL + 1, default))  # where the last one ends
-    weights = sorted(frequent)
+def _leaves(ranges: list[tuple[int, int]], frequent: list[int]) -> list[_Leaf]:
+    """Group the ranges so that a lone value costs one comparison (equal) instead of two (from, to)."""
     leaves: list[_Leaf] = []
     at = 0
     while at < len(ranges) - 1:
-        base, end = at, _reach(ranges, at, at)
+        place, end = ranges[at][1], _reach(ranges, at, ranges[at][1])
         # To take the first range for the exception may reach further.
-        other = _reach(ranges, at, at + 1)
+        other = _reach(ranges, at, ranges[at + 1][1])
         if other > end:
-            base, end = at + 1, other
-        first, last = ranges[at][0], ranges[end][0]
-        leaf = _Leaf(first, ranges[base][1])
-        leaf.exceptions = [pair for pair in ranges[at:end] if pair[1] != leaf.rule]
-        leaf.weight += _FREQUENT * (bisect_left(weights, last) - bisect_left(weights, first))
-        leaves.append(leaf)
+            place, end = ranges[at + 1][1], other
+        first, beyond = ranges[at][0], ranges[end][0]
+        exceptions = [pair for pair in ranges[at:end] if pair[1] != place]
+        weight = 1 + _FREQUENT * (bisect_left(frequent, beyond) - bisect_left(frequent, first))
+        leaves.append(_Leaf(first, place, exceptions, weight))
         at = end
     return leaves
 
 
-def _reach(ranges: list[tuple[int, Rule]], start: int, base: int) -> int:
-    """How far a leaf from ``start`` on reaches if it has the rule of ``base``: the range after its last."""
-    rule = ranges[base][1]
+def _reach(ranges: list[tuple[int, int]], start: int, place: int) -> int:
+    """How far a leaf for ``place`` reaches that begins with a range: the range after its last."""
     exceptions = 0
     end = start
     for at in range(start, len(ranges) - 1):
-        if ranges[at][1] == rule:
+        if ranges[at][1] == place:
             end = at + 1
         elif exceptions < _EXCEPTIONS and ranges[at + 1][0] - ranges[at][0] == 1:
             exceptions += 1
         else:
             break
     return end
-
-
-def _search(code: _Code, leaves: list[_Leaf]) -> int:
-    """The place of a binary search, with the number in the accumulator, that halves the weight each time."""
-    if len(leaves) == 1:
-        place = code.rule(leaves[0].rule)
-        for number, rule in reversed(leaves[0].exceptions):
-            place = code.branch(_JEQ, number, code.rule(rule), place)
-        return place
-    total = sum([leaf.weight for leaf in leaves])
-    below, middle = leaves[0].weight, 1
-    while middle < len(leaves) - 1 and 2 * below + leaves[middle].weight <= total:
-        below += leaves[middle].weight
-        middle += 1
-    upper, lower = _search(code, leaves[middle:]), _search(code, leaves[:middle])
-    return code.branch(_JGE, leaves[middle].first, upper, lower)
 
 
 class Prepared:
