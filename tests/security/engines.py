@@ -75,6 +75,8 @@ class Request:
     cwd: Path | None = None
     timeout: float = 60.0
     uid: int | None = None
+    stdin: int = subprocess.DEVNULL
+    stdout: int = subprocess.PIPE
 
 
 def acts_command(scene: Scene, acts: Sequence[str], **params: Any) -> list[str]:
@@ -173,7 +175,7 @@ class Casemate(Engine):
 
 def _run_pipes(argv: list[str], env: dict[str, str], cwd: str, request: Request) -> Outcome:
     process = subprocess.Popen(
-        argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        argv, env=env, cwd=cwd, stdin=request.stdin, stdout=request.stdout, stderr=subprocess.PIPE,
         pass_fds=request.pass_fds, start_new_session=True,
     )  # fmt: skip
     try:
@@ -183,7 +185,7 @@ def _run_pipes(argv: list[str], env: dict[str, str], cwd: str, request: Request)
         out, err = process.communicate()
         err += b"\n(the harness ended it: timeout)"
     return Outcome(
-        argv, process.returncode, out.decode(errors="replace"), err.decode(errors="replace"), 0.0, {}
+        argv, process.returncode, (out or b"").decode(errors="replace"), err.decode(errors="replace"), 0.0, {}
     )
 
 

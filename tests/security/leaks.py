@@ -21,6 +21,8 @@ class Snapshot:
     state: frozenset[str]
     cgroups: frozenset[str]
     shared_memory: frozenset[str]
+    devices: tuple[tuple[str, int, int, int], ...]
+    switches: tuple[str, ...]
 
 
 def state_directories(world: World) -> list[Path]:
@@ -48,7 +50,30 @@ def _cgroups() -> frozenset[str]:
 
 
 def snapshot(world: World) -> Snapshot:
-    return Snapshot(_files(state_directories(world)), _cgroups(), _files([Path("/dev/shm")]))
+    return Snapshot(
+        _files(state_directories(world)), _cgroups(), _files([Path("/dev/shm")]), _devices(), _switches()
+    )
+
+
+def _devices() -> tuple[tuple[str, int, int, int], ...]:
+    """Owner and mode of the nodes that a caller's descriptors usually lead to."""
+    found = []
+    for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx"):
+        info = os.stat(f"/dev/{name}")
+        found.append((name, info.st_uid, info.st_gid, info.st_mode))
+    return tuple(found)
+
+
+def _switches() -> tuple[str, ...]:
+    """Global values that an attack might have changed."""
+    names = (
+        "kernel/core_pattern",
+        "kernel/hostname",
+        "kernel/pid_max",
+        "vm/memfd_noexec",
+        "user/max_user_namespaces",
+    )
+    return tuple(Path("/proc/sys", name).read_text() for name in names)
 
 
 def _populated(cgroup: str) -> bool:
@@ -85,6 +110,8 @@ def left_behind(before: Snapshot, world: World) -> list[str]:
     left += [f"cgroup {path}" for path in sorted(_cgroups() - before.cgroups) if not _populated(path)]
     state = sorted(_files(state_directories(world)) - before.state)
     left += [f"file {path}" for path in state if not _expected(path) and not _of_running(path)]
+    left += [f"device {row}" for row in _devices() if row not in before.devices]
+    left += [f"global value {value!r}" for value in _switches() if value not in before.switches]
     left += [f"shared memory {path}" for path in sorted(_files([Path("/dev/shm")]) - before.shared_memory)]
     return left
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.security.engines import ENGINE, Request
+from tests.security.engines import ENGINE, Engine, Nothing, Request, acts_command
 from tests.security.lab import PYTHON, drop_to, give
 
 if TYPE_CHECKING:
@@ -173,3 +174,35 @@ def test_closed_standard_descriptors(casemate: Runner, scene: Scene) -> None:
     listing = (scene.ws / "fds.txt").read_text() if (scene.ws / "fds.txt").exists() else ""
     for mark in ("casemate-attack", "/var/lib", "/run/", "mountinfo", "cgroup", ".lock"):
         assert mark not in listing.replace(str(scene.ws), ""), listing
+
+
+def test_standard_descriptors_are_streams(casemate: Runner, scene: Scene) -> None:
+    """A directory as stdin opens nothing, and a file as stdout cannot be read, cut or overwritten."""
+    log = scene.ws.parent / "log.txt"
+    argv = acts_command(scene, ["procs.standard_descriptors"], below=f"{scene.outside}/target.txt")
+
+    def run(engine: Engine) -> dict[str, dict[str, object]]:
+        log.write_text("what was there before\n")
+        log.chmod(0o600)
+        os.chown(log, scene.world.uid, scene.world.uid)
+        root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+        handle = os.open(log, os.O_RDWR)
+        os.lseek(handle, 0, os.SEEK_END)
+        try:
+            engine.run(Request(scene, argv, stdin=root, stdout=handle))
+        finally:
+            os.close(root)
+            os.close(handle)
+        result: dict[str, dict[str, object]] = json.loads((scene.ws / "descriptors.json").read_text())
+        (scene.ws / "descriptors.json").unlink()
+        return result
+
+    got = run(ENGINE)
+    assert not [name for name, value in got.items() if value["ok"]], got
+    text = log.read_text()
+    assert text.startswith("what was there before\n"), text
+    assert "@@ {" in text, "the output itself arrives"
+    info = log.stat()
+    assert (info.st_uid, info.st_mode & 0o777) == (scene.world.uid, 0o600), "owner or mode changed"
+    control = run(Nothing())
+    assert all(value["ok"] for value in control.values()), control

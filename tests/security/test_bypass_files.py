@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -198,7 +198,7 @@ def test_socket_of_the_host_inside_the_workspace(casemate: Runner, scene: Scene)
     listeners = scene.world.listeners
     path = scene.ws / "dev.sock"
     listeners.add_path(str(path), socket.SOCK_STREAM)
-    where = {"path_stream": str(path), "path_dgram": str(path)}
+    where: dict[str, Any] = {"path_stream": str(path), "path_dgram": str(path)}
     casemate.acts("net.path_unix", **where)
     assert not listeners.got("ps:" + scene.token)
     casemate.bare("net.path_unix", **where)

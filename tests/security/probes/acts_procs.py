@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import signal
 import socket
 import subprocess
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import raw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Params = dict[str, Any]
 Result = dict[str, Any]
@@ -206,3 +210,27 @@ def threads(p: Params) -> Result:
     made = len(started)
     stop.set()
     return {"ok": made >= p["count"], "made": made, "error": error}
+
+
+def standard_descriptors(p: Params) -> Result:
+    """What 0 and 1 are good for besides reading and writing a stream."""
+    done: Result = {}
+
+    def attempt(name: str, call: Callable[[], object]) -> None:
+        try:
+            done[name] = {"ok": True, "data": str(call())[:200]}
+        except OSError as error:
+            done[name] = {"ok": False, "errno": error.errno}
+
+    def read_below() -> str:
+        fd = os.open(p["below"].lstrip("/"), os.O_RDONLY, dir_fd=0)
+        return os.read(fd, 100).decode()
+
+    attempt("stdin-as-directory", read_below)
+    attempt("stdin-chdir", lambda: os.fchdir(0))
+    attempt("stdout-truncate", lambda: os.ftruncate(1, 0))
+    attempt("stdout-reread", lambda: os.read(os.open("/proc/self/fd/1", os.O_RDONLY | os.O_NONBLOCK), 100))
+    attempt("stdout-overwrite", lambda: os.pwrite(1, b"OVERWRITTEN", 0))
+    with open(f"{p['ws']}/descriptors.json", "w", encoding="utf-8") as stream:
+        json.dump(done, stream)
+    return {"ok": True}
