@@ -179,7 +179,9 @@ def test_closed_standard_descriptors(casemate: Runner, scene: Scene) -> None:
 def test_standard_descriptors_are_streams(casemate: Runner, scene: Scene) -> None:
     """A directory as stdin opens nothing, and a file as stdout cannot be read, cut or overwritten."""
     log = scene.ws.parent / "log.txt"
-    argv = acts_command(scene, ["procs.standard_descriptors"], below=f"{scene.outside}/target.txt")
+    python = acts_command(scene, ["procs.standard_descriptors"], below=f"{scene.outside}/target.txt")
+    # Python itself refuses to start on a directory, so it gets what was stdin as descriptor 9.
+    argv = ["/bin/sh", "-c", 'exec 9<&0 </dev/null; exec "$@"', "sh", *python]
 
     def run(engine: Engine) -> dict[str, dict[str, object]]:
         log.write_text("what was there before\n")

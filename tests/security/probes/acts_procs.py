@@ -223,11 +223,11 @@ def standard_descriptors(p: Params) -> Result:
             done[name] = {"ok": False, "errno": error.errno}
 
     def read_below() -> str:
-        fd = os.open(p["below"].lstrip("/"), os.O_RDONLY, dir_fd=0)
+        fd = os.open(p["below"].lstrip("/"), os.O_RDONLY, dir_fd=9)
         return os.read(fd, 100).decode()
 
     attempt("stdin-as-directory", read_below)
-    attempt("stdin-chdir", lambda: os.fchdir(0))
+    attempt("stdin-chdir", lambda: os.fchdir(9))
     attempt("stdout-truncate", lambda: os.ftruncate(1, 0))
     attempt("stdout-reread", lambda: os.read(os.open("/proc/self/fd/1", os.O_RDONLY | os.O_NONBLOCK), 100))
     attempt("stdout-overwrite", lambda: os.pwrite(1, b"OVERWRITTEN", 0))
