@@ -23,6 +23,7 @@ __all__ = [
     "clone_range",
     "descriptor_path",
     "link_fd",
+    "mount_id",
     "open_beneath",
     "rename",
     "xattrs",
@@ -38,7 +39,7 @@ NOREPLACE, EXCHANGE = 1, 2
 _OPENAT2 = 437
 _RENAMEAT2, _STATX = {"x86_64": (316, 332)}.get(machine(), (276, 291))
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
-_STATX_BTIME = 0x800
+_STATX_BTIME, _STATX_MNT_ID = 0x800, 0x1000
 _FICLONE = 0x40049409
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -118,16 +119,30 @@ def rename(from_dir: int, name: str | bytes, to_dir: int, to: str | bytes, flags
 
 def birth_ns(descriptor: int, name: str | bytes = b"") -> int | None:
     """When the file was made, in ns since the epoch; None if the file system does not say."""
-    block = ctypes.create_string_buffer(256)
-    flags = _AT_SYMLINK_NOFOLLOW if name else _AT_EMPTY_PATH
-    if _statx(_STATX, descriptor, _name(name), flags, _STATX_BTIME, block) < 0:
-        raise _fail(name)
-    # struct statx: stx_mask at 0, stx_btime (s64 seconds, u32 nanoseconds) at 80.
-    if not struct.unpack_from("=I", block, 0)[0] & _STATX_BTIME:
+    block = _stat_block(descriptor, name, _STATX_BTIME)
+    if block is None:
         return None
-    seconds, nanoseconds = struct.unpack_from("=qI", block, 80)
+    seconds, nanoseconds = struct.unpack_from("=qI", block, 80)  # stx_btime
     born: int = seconds * 1_000_000_000 + nanoseconds
     return born
+
+
+def mount_id(descriptor: int) -> int | None:
+    """Which mount the descriptor was opened through (Linux 5.8); None if the kernel does not say."""
+    block = _stat_block(descriptor, b"", _STATX_MNT_ID)
+    if block is None:
+        return None
+    number: int = struct.unpack_from("=Q", block, 144)[0]  # stx_mnt_id
+    return number
+
+
+def _stat_block(descriptor: int, name: str | bytes, mask: int) -> bytes | None:
+    """A raw struct statx, or None if the kernel did not fill in what ``mask`` asks for."""
+    block = ctypes.create_string_buffer(256)
+    flags = _AT_SYMLINK_NOFOLLOW if name else _AT_EMPTY_PATH
+    if _statx(_STATX, descriptor, _name(name), flags, mask, block) < 0:
+        raise _fail(name)
+    return block.raw if struct.unpack_from("=I", block, 0)[0] & mask else None
 
 
 def descriptor_path(descriptor: int) -> str:

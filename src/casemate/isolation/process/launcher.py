@@ -7,6 +7,7 @@ library. It never parses what comes out of a sandbox beyond one bounded status r
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 from casemate.errors import ProtectionUnavailable, SandboxError
@@ -27,7 +28,7 @@ _HOME = "home/sandbox"
 class Site:
     """Everything of one sandbox that exists before its process does (and can be made ahead of need)."""
 
-    __slots__ = ("filter", "gid", "group", "joined", "master", "ruleset", "scratch", "spec", "tops", "tree", "uid")
+    __slots__ = ("filter", "gid", "group", "joined", "kept", "ruleset", "scratch", "spec", "tops", "tree", "uid")
 
     def __init__(self, spec: Spec, uid: int, gid: int) -> None:
         self.spec = spec
@@ -40,7 +41,7 @@ class Site:
         self.joined: list[tuple[int, int]] = []
         self.ruleset: Ruleset | None = None
         self.filter: PreparedFilter | None = None
-        self.master = -1
+        self.kept = ""
 
 
 class Outcome:
@@ -187,9 +188,30 @@ class Launcher:
         self._attach(site, pts, "dev/pts", rules)
         for number, view in enumerate(spec.views):
             self._attach_view(site, number, rules)
+        for path in spec.hide:
+            self._hide(site, path.lstrip("/"))
         for source, target in spec.binds:
             part = self._host_directory(site, source, (self._own_uid, self._own_gid))
             self._attach(site, part, target.lstrip("/"), rules)
+
+    def _hide(self, site: Site, path: str) -> None:
+        """Cover what a view shows at ``path`` by something empty that nobody may open."""
+        try:
+            mode = os.stat(path, dir_fd=site.tree, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return  # the apply step holds back whatever is made there
+        name = "hidden-directory" if stat.S_ISDIR(mode) else "hidden-file"
+        try:
+            if stat.S_ISDIR(mode):
+                os.mkdir(name, 0, dir_fd=site.scratch)
+            else:
+                self._write(site, site.scratch, name, "", 0, owned=False)
+        except FileExistsError:
+            pass
+        cover = mounts.clone_tree(site.scratch, name)
+        mounts.restrict(cover, mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC)
+        mounts.move_mount(cover, site.tree, path)
+        os.close(cover)
 
     def _own(self, site: Site, directory: int, name: str) -> None:
         if not self.rootless:
@@ -396,6 +418,39 @@ class Launcher:
         os.close(running.status)
         return outcome
 
+    def keep(self, site: Site, directory: str, note: str) -> None:
+        """Make the tops outlive this process: from here on a kill loses nothing of the command's work.
+
+        ``directory`` gets ``note`` and, where the tops lie on the sandbox's own file system, a mount of
+        it. Commands that end within a moment never pay for this.
+        """
+        if site.kept:
+            return
+        os.makedirs(directory, 0o700, exist_ok=True)
+        handle = os.open(f"{directory}/note.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(handle, note.encode("utf-8", "surrogateescape"))
+        finally:
+            os.close(handle)
+        site.kept = directory
+        if not self.rootless and any(view.writable and not view.top for view in site.spec.views):
+            os.makedirs(f"{directory}/scratch", 0o700, exist_ok=True)
+            mounts.move_mount(site.scratch, mounts.AT_FDCWD, f"{directory}/scratch")
+
+    def forget(self, site: Site) -> None:
+        """Remove what ``keep`` made, and the tops that lie in directories of their own."""
+        if site.kept and not self.rootless:
+            try:
+                mounts.unmount(f"{site.kept}/scratch")
+            except OSError:
+                pass
+        for view in site.spec.views:
+            if view.top:
+                remove_tree(view.top)
+        if site.kept:
+            remove_tree(site.kept)
+            site.kept = ""
+
     def discard(self, site: Site) -> None:
         """Let go of all that ``prepare`` made. Every process must be dead; tops are gone after this."""
         descriptors = [site.tree, site.scratch, *site.tops, *(handle for handle, _ in site.joined)]
@@ -430,6 +485,26 @@ class Launcher:
                 os.rmdir(parent)
             except OSError:
                 continue
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory that held a sandbox's files, whatever modes the sandbox gave them."""
+    import shutil
+
+    def open_up(function: object, name: str, _error: object) -> None:
+        parent = os.path.dirname(name)
+        os.chmod(parent, 0o700)
+        if os.path.isdir(name) and not os.path.islink(name):
+            os.chmod(name, 0o700)
+            shutil.rmtree(name, ignore_errors=True)
+        elif callable(function):
+            try:
+                function(name)
+            except OSError:
+                return
+
+    if os.path.lexists(path):
+        shutil.rmtree(path, onerror=open_up)
 
 
 def _account_files(uid: int, gid: int) -> dict[str, str]:

@@ -42,13 +42,15 @@ class Spec:
     ``root`` is the list of entries of the root file system (see ``rootfs``); ``home`` maps file names
     below HOME to their content; ``binds`` are ``(source, target)`` writable host directories (caches);
     ``scratch`` is the size in bytes of the private writable file system that holds /tmp, HOME and,
-    where a view names no ``top`` of its own, the tops of the views.
+    where a view names no ``top`` of its own, the tops of the views. ``hide`` are paths below views that are
+    covered where they exist.
     """
 
     __slots__ = (
         "binds",
         "cpu",
         "devices",
+        "hide",
         "home",
         "hostname",
         "landlock",
@@ -83,6 +85,7 @@ class Spec:
         require_group: bool = False,
         hostname: str = "sandbox",
         devices: list[str] | None = None,
+        hide: list[str] | None = None,
     ) -> None:
         self.root = root
         self.views = views
@@ -100,6 +103,7 @@ class Spec:
         self.require_group = require_group
         self.hostname = hostname
         self.devices = devices or []
+        self.hide = hide or []
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form, which ``from_dict`` takes back."""
@@ -139,6 +143,7 @@ class Spec:
             require_group=_flag(fields["require_group"]),
             hostname=_text(fields["hostname"]),
             devices=[_text(word) for word in _list(fields["devices"])],
+            hide=[_text(word) for word in _list(fields["hide"])],
         )
 
 

@@ -1,0 +1,1 @@
+"""The command line. ``entry`` is what the installed command starts."""

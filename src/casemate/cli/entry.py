@@ -1,0 +1,36 @@
+"""Where the installed command starts: an isolated interpreter without ``site``.
+
+It finds its own package, so neither PYTHONPATH nor a .pth file has a say, and asks a resident daemon
+first if there is one, which takes none of the imports of the rest.
+"""
+
+import sys
+
+
+def _find_packages(here: str) -> None:
+    """Put the package's parent on the path, and the site-packages of an editable install's interpreter."""
+    root = here.rsplit("/", 3)[0]
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    prefix = sys.executable.rsplit("/", 2)[0]
+    sys.path.append(root)
+    site_packages = f"{prefix}/lib/{version}/site-packages"
+    if site_packages != root:
+        sys.path.append(site_packages)
+
+
+def main(argv: list[str]) -> int:
+    """Run one command line; returns the exit code."""
+    if argv[:1] == ["run"]:
+        from casemate.cli import thin
+
+        code = thin.try_daemon(argv[1:])
+        if code is not None:
+            return code
+    from casemate.cli.main import dispatch
+
+    return dispatch(argv)
+
+
+if __name__ == "__main__":
+    _find_packages(__file__)
+    sys.exit(main(sys.argv[1:]))

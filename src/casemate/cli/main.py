@@ -1,0 +1,107 @@
+"""Which command is meant, and what its errors look like."""
+
+from __future__ import annotations
+
+import os
+
+from casemate.errors import BusyError, CasemateError, PolicyError, ProtectionUnavailable
+
+__all__ = ["EXIT", "dispatch", "exit_code", "tell", "tell_error"]
+
+#: Casemate's own exit codes; the command's own are passed through, and 128 + n is signal n.
+EXIT = {"usage": 2, "limit": 123, "timeout": 124, "failed": 125, "refused": 126, "not-found": 127}
+
+USAGE = """usage: casemate COMMAND [OPTION…]
+
+  run [OPTION…] -- CMD [ARG…]   run a command behind the boundary (`casemate run --help`)
+  doctor [--json]               what this host can enforce, what is missing, how to get it
+  changes                       changes that were held back or kept of interrupted commands
+  apply [ID] [PATH…]            apply kept changes after you have looked at them
+  discard [ID]                  throw kept changes away
+  init                          write a starter casemate.toml
+  trust [--revoke|--list]       let this project's casemate.toml grant what it asks for
+  policy show|check|schema|diff what holds, and which layer said so
+  daemon start|stop|status      a resident helper that makes `run` start faster
+  version
+"""
+
+
+def dispatch(argv: list[str]) -> int:
+    """Run one command line. Errors become one message on stderr and an exit code."""
+    name = argv[0] if argv else ""
+    try:
+        if name == "run":
+            from casemate.cli import run
+
+            return run.main(argv[1:])
+        if name in ("init", "trust", "policy"):
+            from casemate.cli import policy_cmds
+
+            return policy_cmds.main(argv)
+        if name == "doctor":
+            from casemate.cli import doctor
+
+            return doctor.main(argv[1:])
+        if name in ("changes", "apply", "discard"):
+            from casemate.cli import kept
+
+            return kept.main(argv)
+        if name == "daemon":
+            from casemate.cli import daemon
+
+            return daemon.main(argv[1:])
+    except CasemateError as error:
+        tell_error(error)
+        return exit_code(error)
+    except BrokenPipeError:
+        return 141
+    if name in ("version", "--version", "-V"):
+        import casemate
+
+        os.write(1, f"casemate {casemate.__version__}\n".encode())
+        return 0
+    if name in ("help", "--help", "-h"):
+        os.write(1, USAGE.encode())
+        return 0
+    problem = f"casemate: unknown command {name!r}\n\n" if name else ""
+    os.write(2, (problem + USAGE).encode())
+    return EXIT["usage"]
+
+
+def exit_code(error: CasemateError) -> int:
+    """The exit code for an error of the tree."""
+    if error.code in ("command-not-found", "command-not-executable"):
+        return EXIT["not-found"]
+    if isinstance(error, (PolicyError, ProtectionUnavailable)):
+        return EXIT["usage"] if error.code in ("no-command", "usage") else EXIT["refused"]
+    if isinstance(error, BusyError):
+        return EXIT["refused"]
+    return EXIT["failed"]
+
+
+def tell_error(error: CasemateError) -> None:
+    """Write an error for a person: code and message, where it is, what to do next."""
+    lines = [f"casemate: {error.message} [{error.code}]"]
+    place = error.details.get("file")
+    if place:
+        line = error.details.get("line")
+        field = error.details.get("field")
+        where = f"{place}:{line}" if line else str(place)
+        lines.append(f"  at: {where}{f' ({field})' if field else ''}")
+    if error.details.get("protection"):
+        lines.append(f"  needed: {error.details.get('needed')}")
+        lines.append(f"  found: {error.details.get('found')}")
+    if error.hint:
+        lines.append(f"  hint: {error.hint}")
+    text = "\n".join(_safe(line) for line in lines) + "\n"
+    os.write(2, text.encode("utf-8", "replace"))
+
+
+def tell(text: str) -> None:
+    """One line for a person, on stderr."""
+    os.write(2, f"casemate: {_safe(text)}\n".encode("utf-8", "replace"))
+
+
+def _safe(text: str) -> str:
+    """Text for a terminal: nothing in it may move the cursor."""
+    return "".join(c if c.isprintable() or c == " " else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,75 @@
+"""Results for people (stderr) and for programs (JSON). Names out of a sandbox are shown escaped."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from casemate.cli.main import tell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.sandbox.result import Result
+
+__all__ = ["as_json", "summary"]
+
+_SHOWN = 10
+
+
+def as_json(result: Result) -> bytes:
+    """One JSON object. Bytes of names that are not UTF-8 appear as ``\\xNN``."""
+    plain = msgspec.to_builtins(result)
+    for name in ("stdout", "stderr"):
+        plain.pop(name, None)
+    return msgspec.json.encode(_clean(plain))
+
+
+def _clean(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        return value
+    if isinstance(value, dict):
+        return {key: _clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item) for item in value]
+    return value
+
+
+def summary(result: Result) -> None:
+    """What a person should know after the command: only what is out of the ordinary."""
+    if result.limit:
+        tell(f"ended by the limit: {result.limit}")
+    elif result.limits_touched:
+        tell(f"limits that were reached: {', '.join(result.limits_touched)}")
+    applied = result.applied
+    _listed("held back", [f"{path} ({reason})" for path, reason in applied.held])
+    _listed("could not be applied", [f"{path}: {error}" for path, error in applied.failed])
+    if applied.executables:
+        _listed("changed executables", list(applied.executables))
+    if applied.held or applied.failed:
+        tell("kept: `casemate changes` shows them, `casemate apply` applies what you name")
+    for denial in result.denials:
+        if denial.kind.startswith("held-"):
+            continue
+        sure = "denied" if denial.certain else "probably denied"
+        allow = f"; would be allowed by: {denial.allow}" if denial.allow else ""
+        tell(f"{sure}: {denial.kind} {denial.what}{allow}")
+
+
+def _listed(title: str, items: list[str]) -> None:
+    if not items:
+        return
+    tell(f"{title}: {len(items)}")
+    for item in items[:_SHOWN]:
+        os.write(2, f"    {_escaped(item)}\n".encode("utf-8", "replace"))
+    if len(items) > _SHOWN:
+        os.write(2, f"    … and {len(items) - _SHOWN} more\n".encode())
+
+
+def _escaped(text: str) -> str:
+    raw = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in raw)

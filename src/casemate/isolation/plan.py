@@ -1,0 +1,210 @@
+"""From a policy and facts about the host to the specification of one sandbox: no I/O, no surprise.
+
+The same input gives the same ``Spec``, whose digest keys templates and waiting sandboxes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from casemate.errors import ProtectionUnavailable
+from casemate.isolation.process.spec import Spec, View
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.policy.model import Policy
+
+__all__ = ["Facts", "Plan", "plan"]
+
+#: HOME inside, and the name that the sandbox's uid has there.
+HOME = "/home/sandbox"
+
+_MIN_SCRATCH = 64 << 20
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the planner has to know about the host and the case.
+
+    ``layout`` is what the top of the host's file system looks like: name -> link target, or ``""`` for a
+    directory. ``controllers`` are those in which groups can be made. ``owners`` maps each view's source
+    to the uid and gid that own it. ``covers`` maps files of the system to
+    what they hold inside. Sizes are bytes.
+    """
+
+    rootless: bool
+    layout: dict[str, str]
+    memory_total: int
+    controllers: frozenset[str]
+    controller_reasons: dict[str, str]
+    landlock: int
+    owners: dict[str, tuple[int, int]]
+    tools: tuple[str, ...]
+    extra_read: tuple[str, ...]
+    caches: tuple[tuple[str, str], ...]
+    home_files: dict[str, str]
+    covers: dict[str, str]
+    devices: tuple[str, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A specification and what a person should know about it.
+
+    ``scopes`` says for each limit how it is enforced: ``tree`` (control group or file system), ``process``
+    (rlimit) or ``watched`` (the host measures and kills). ``watch`` holds what has to be watched, in bytes.
+    """
+
+    spec: Spec
+    scopes: dict[str, str]
+    watch: dict[str, int]
+    degraded: tuple[str, ...]
+
+
+def plan(policy: Policy, workspace: str, facts: Facts, tops: str) -> Plan:
+    """Decide the whole sandbox.
+
+    ``tops`` is a directory of this run's own for tops that do not fit into memory. Raises
+    ProtectionUnavailable with the protection, what it needs and what was found.
+    """
+    scopes: dict[str, str] = {}
+    watch: dict[str, int] = {}
+    resources = policy.resources
+    rlimits = {"CORE": 0}
+    if resources.open_files is not None:
+        rlimits["NOFILE"] = resources.open_files
+        scopes["open-files"] = "process"
+    _limit_tree(policy, facts, rlimits, scopes, watch)
+    scratch, tops_on_disk = _disk(policy, facts, scopes, watch)
+    sizes = [size for size in (resources.file_size, watch.get("disk")) if size is not None]
+    if sizes:
+        rlimits["FSIZE"] = min(sizes)
+    if resources.file_size is not None:
+        scopes["file-size"] = "process"
+    if not facts.landlock and "landlock" not in policy.isolation.degrade:
+        raise ProtectionUnavailable(
+            "this kernel has no Landlock",
+            hint='boot with lsm=landlock,… or give it up with isolation.degrade = ["landlock"]',
+            protection="landlock",
+            needed="ABI 1 (Linux 5.13) or later",
+            found="none",
+        )
+    views = _views(policy, workspace, facts, tops if tops_on_disk else "")
+    root, hide = _root(policy, facts, views)
+    words = [word for word in policy.isolation.degrade if word in ("memfd-exec", "nested-userns", "ptrace")]
+    if policy.network.mode == "host":
+        words.append("network-host")
+    degraded = [*policy.isolation.degrade]
+    if policy.network.mode == "host":
+        degraded.append("network = host")
+    spec = Spec(
+        root=root,
+        views=views,
+        home=dict(facts.home_files),
+        binds=[*facts.caches],
+        scratch=scratch,
+        rlimits=rlimits,
+        memory=resources.memory if "memory" in facts.controllers else None,
+        pids=resources.pids if "pids" in facts.controllers else None,
+        cpu=resources.cpu if "cpu" in facts.controllers else None,
+        words=words,
+        landlock=facts.landlock > 0,
+        memfd_exec="memfd-exec" in policy.isolation.degrade,
+        network_host=policy.network.mode == "host",
+        require_group=resources.scope == "tree",
+        devices=[*facts.devices],
+        hide=hide,
+    )
+    return Plan(spec=spec, scopes=scopes, watch=watch, degraded=tuple(degraded))
+
+
+def _limit_tree(
+    policy: Policy, facts: Facts, rlimits: dict[str, int], scopes: dict[str, str], watch: dict[str, int]
+) -> None:
+    """Memory, processes and processors: by control group, else the next scope that there is."""
+    resources = policy.resources
+    asked = {"memory": resources.memory, "pids": resources.pids, "cpu": resources.cpu}
+    for name, value in asked.items():
+        if value is None:
+            continue
+        if name in facts.controllers:
+            scopes[name] = "tree"
+            continue
+        reason = facts.controller_reasons.get(name, "the controller is not there")
+        if resources.scope == "tree" or name == "cpu":
+            raise ProtectionUnavailable(
+                f"the {name} limit cannot hold for the whole process tree: {reason}",
+                hint=(
+                    "leave resources.cpu out, or run as root or in a delegated systemd scope"
+                    if name == "cpu"
+                    else 'use scope = "auto", run as root, or in a delegated systemd scope'
+                ),
+                protection=f"resources.{name}",
+                needed=f"a writable {name} control group",
+                found=reason,
+            )
+        scopes[name] = "watched" if name == "memory" else "process"
+    if resources.pids is not None:
+        # As root each sandbox has a uid of its own, rootless a user namespace of its own: the count is
+        # this sandbox's alone (per user namespace since Linux 5.14). Init is one more.
+        rlimits["NPROC"] = resources.pids + (0 if "pids" in facts.controllers else 1)
+    if resources.memory is not None and scopes.get("memory") == "watched":
+        rlimits["DATA"] = resources.memory
+        watch["memory"] = resources.memory
+
+
+def _disk(
+    policy: Policy, facts: Facts, scopes: dict[str, str], watch: dict[str, int]
+) -> tuple[int, bool]:
+    """The size of the private file system, and whether the views' tops lie on disk instead.
+
+    A tmpfs holds the limit exactly and costs nothing to throw away, but is memory: it takes the tops
+    only up to a quarter of the machine's. Rootless tops must survive a kill of the launcher, which a
+    mount of an unprivileged namespace does not, so they are directories and watched.
+    """
+    limit = policy.resources.disk
+    share = facts.memory_total // 4
+    writable = policy.filesystem.workspace == "write" or bool(policy.filesystem.write)
+    if limit is not None and limit <= share and not facts.rootless:
+        scopes["disk"] = "tree"
+        return max(limit, _MIN_SCRATCH if not writable else 1 << 20), False
+    if limit is not None:
+        scopes["disk"] = "watched"
+        watch["disk"] = limit
+    return min(share, limit) if limit is not None else share, writable
+
+
+def _views(policy: Policy, workspace: str, facts: Facts, tops: str) -> list[View]:
+    views: list[View] = []
+    wanted = [(workspace, policy.filesystem.workspace == "write")]
+    wanted += [(path, True) for path in policy.filesystem.write]
+    wanted += [(path, False) for path in policy.filesystem.read]
+    for number, (path, writable) in enumerate(wanted):
+        top = f"{tops}/{number}" if tops and writable else ""
+        views.append(View(path, path, writable, facts.owners.get(path), top))
+    return views
+
+
+def _root(policy: Policy, facts: Facts, views: list[View]) -> tuple[list[list[str]], list[str]]:
+    """The entries of the root, and the denied paths that lie below views (covered later)."""
+    root: list[list[str]] = []
+    for name, link in facts.layout.items():
+        root.append(["link", f"/{name}", link] if link else ["bind", f"/{name}", f"/{name}"])
+    root += [["dir", path] for path in ("/proc", "/tmp", HOME, "/run", "/var/lib", "/mnt", "/srv")]
+    root += [["link", "/var/tmp", "/tmp"], ["link", "/var/run", "/run"]]
+    root += [["file", path, content] for path, content in facts.covers.items()]
+    shown = {entry[2] for entry in root if entry[0] == "bind"}
+    for path in (*facts.tools, *facts.extra_read):
+        if not any(path == other or path.startswith(f"{other}/") for other in shown):
+            root.append(["bind", path, path])
+            shown.add(path)
+    inside = [view.target for view in views]
+    hide: list[str] = []
+    for view in views:
+        if not any(view.target.startswith(f"{other}/") for other in shown):
+            root.append(["dir", view.target])
+    root += [["dir", target] for _, target in facts.caches if not target.startswith(f"{HOME}/")]
+    for path in policy.filesystem.deny:
+        if any(path == other or path.startswith(f"{other}/") for other in inside):
+            hide.append(path)
+        elif any(path == other or path.startswith(f"{other}/") for other in shown):
+            root.append(["hide", path])
+    return root, hide

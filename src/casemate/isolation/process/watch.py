@@ -1,0 +1,110 @@
+"""What no kernel limit covers here, measured from the host: bytes on disk and memory of a process tree.
+
+Used where a tree-wide limit cannot be had (no control group, no quota). It looks every few tens of
+milliseconds, so a fast writer overshoots by what it writes in between; the offer calls it ``watched``.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+__all__ = ["Watch"]
+
+_MAX_DEPTH = 4096
+
+
+class Watch:
+    """Watches one sandbox. ``tops`` are the directories its writes go to; ``pid`` is its init."""
+
+    def __init__(self, limits: dict[str, int], tops: list[str], pid: int) -> None:
+        self._limits = limits
+        self._tops = tops
+        self._pid = pid
+        self._free_at_start = [_free(top) for top in tops]
+        self.peak_memory = 0
+
+    def exceeded(self) -> str:
+        """The name of a limit that is exceeded right now, or ``""``."""
+        limit = self._limits.get("memory")
+        if limit is not None:
+            used = sum(_resident(pid) for pid in _tree(self._pid))
+            self.peak_memory = max(self.peak_memory, used)
+            if used > limit:
+                return "memory"
+        limit = self._limits.get("disk")
+        if limit is not None and self._tops:
+            # The file system's free space is one cheap call; only when it has shrunk by a quarter of the
+            # limit is it worth the walk. Others may write there too, so it decides nothing by itself.
+            shrunk = sum(
+                before - _free(top) for top, before in zip(self._tops, self._free_at_start, strict=True)
+            )
+            if shrunk > limit // 4:
+                used = sum(_size(top) for top in self._tops) + _unlinked(self._pid)
+                if used > limit:
+                    return "disk"
+        return ""
+
+
+def _free(path: str) -> int:
+    facts = os.statvfs(path)
+    return facts.f_bfree * facts.f_frsize
+
+
+def _tree(pid: int) -> list[int]:
+    """Init and everything below it; what loses its parent becomes a child of init, so nothing escapes."""
+    found, queue = [], [pid]
+    while queue and len(found) < 65536:
+        current = queue.pop()
+        found.append(current)
+        try:
+            for thread in os.listdir(f"/proc/{current}/task"):
+                with open(f"/proc/{current}/task/{thread}/children") as file:
+                    queue += [int(word) for word in file.read().split()]
+        except OSError:
+            continue
+    return found
+
+
+def _resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            fields = file.read().split()
+    except OSError:
+        return 0
+    # Shared pages (libraries) would be counted once per process; shared memory counts as the writer's.
+    return (int(fields[1]) - int(fields[2])) * 4096 if len(fields) > 2 else 0
+
+
+def _size(top: str) -> int:
+    """Blocks of everything below; iterative, following nothing, deaf to what vanishes meanwhile."""
+    total, queue = 0, [top]
+    while queue:
+        path = queue.pop()
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    facts = entry.stat(follow_symlinks=False)
+                    total += facts.st_blocks * 512
+                    if stat.S_ISDIR(facts.st_mode) and len(path) < _MAX_DEPTH:
+                        queue.append(entry.path)
+        except OSError:
+            continue
+    return total
+
+
+def _unlinked(pid: int) -> int:
+    """Files that are open in the sandbox and have no name any more."""
+    seen: dict[tuple[int, int], int] = {}
+    for process in _tree(pid):
+        try:
+            for number in os.listdir(f"/proc/{process}/fd"):
+                try:
+                    facts = os.stat(f"/proc/{process}/fd/{number}")
+                except OSError:
+                    continue
+                if facts.st_nlink == 0 and stat.S_ISREG(facts.st_mode):
+                    seen[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+        except OSError:
+            continue
+    return sum(seen.values())

@@ -1,0 +1,102 @@
+"""What a failed command was refused, and the policy line that would allow it.
+
+Mounts and Landlock tell nobody what they refuse, so apart from what the host saw itself this reads the end
+of the command's stderr. That text is the command's own word: it is matched against a few fixed shapes,
+compared with the policy, bounded, and marked as likely, never as certain.
+"""
+
+from __future__ import annotations
+
+from casemate.sandbox.result import Applied, Denial
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.sandbox.job import Job
+
+__all__ = ["TAIL", "find"]
+
+#: How much of the end of stderr is looked at, in bytes.
+TAIL = 16384
+_MOST = 8
+_NETWORK = (
+    b"Could not resolve host",
+    b"Temporary failure in name resolution",
+    b"Name or service not known",
+    b"Network is unreachable",
+    b"getaddrinfo",
+    b"EAI_AGAIN",
+    b"ENETUNREACH",
+    b"network is unreachable",
+    b"Failed to establish a new connection",
+)
+_REFUSED = (b"Permission denied", b"Operation not permitted", b"Read-only file system", b"EACCES", b"EROFS", b"EPERM")
+_MISSING = (b"No such file or directory", b"ENOENT", b"not found")
+
+
+def find(job: Job, applied: Applied, stderr_tail: bytes) -> tuple[Denial, ...]:
+    """Certain ones first, then likely ones; at most a handful of each."""
+    found = [
+        Denial(what=path, certain=True, kind=f"held-{reason}", allow="")
+        for path, reason in applied.held[:_MOST]
+    ]
+    if job.plan is None:
+        return tuple(found)
+    seen: set[str] = set()
+    for line in stderr_tail[-TAIL:].split(b"\n"):
+        if len(seen) >= _MOST:
+            break
+        for denial in _likely(job, line[:2000]):
+            if denial.what not in seen:
+                seen.add(denial.what)
+                found.append(denial)
+    return tuple(found)
+
+
+def _likely(job: Job, line: bytes) -> list[Denial]:
+    if job.policy.network.mode == "none" and any(mark in line for mark in _NETWORK):
+        return [Denial(what="network", certain=False, kind="network", allow='network.mode = "host"')]
+    refused = any(mark in line for mark in _REFUSED)
+    if not refused and not any(mark in line for mark in _MISSING):
+        return []
+    denials: list[Denial] = []
+    for path in _paths(line):
+        if any(path == root or path.startswith(f"{root}/") for root in ("/proc", "/dev", "/sys", "/tmp")):
+            continue
+        inside = any(
+            path == view.target or path.startswith(f"{view.target}/")
+            for view in (job.plan.spec.views if job.plan else [])
+        )
+        readable = inside or any(path == root or path.startswith(f"{root}/") for root in job.readable)
+        if refused and inside and job.policy.filesystem.workspace == "read":
+            denials.append(
+                Denial(what=path, certain=False, kind="write", allow='filesystem.workspace = "write"')
+            )
+        elif refused and not inside:
+            parent = path.rsplit("/", 1)[0] or "/"
+            denials.append(
+                Denial(what=path, certain=False, kind="write", allow=f'filesystem.write = ["{parent}"]')
+            )
+        elif not refused and not readable and _exists(path):
+            denials.append(Denial(what=path, certain=False, kind="read", allow=f'filesystem.read = ["{path}"]'))
+    return denials
+
+
+def _exists(path: str) -> bool:
+    import os
+
+    return os.path.lexists(path)
+
+
+def _paths(line: bytes) -> list[str]:
+    """Absolute paths named in a line, free of control characters; at most four."""
+    paths: list[str] = []
+    text = line.decode("utf-8", "replace")
+    for word in text.replace("'", " ").replace('"', " ").replace("`", " ").replace("(", " ").split():
+        word = word.strip(":,;.)]}>")
+        start = word.find("/")
+        if start < 0 or (start > 0 and word[start - 1] not in "=:"):
+            continue
+        path = word[start:]
+        if 1 < len(path) < 400 and path.isprintable() and "//" not in path:
+            paths.append(path)
+    return paths[:4]

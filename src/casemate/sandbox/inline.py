@@ -1,0 +1,205 @@
+"""Running a job in this very process, which is then the launcher: what the command line does."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from casemate.errors import BusyError, ProtectionUnavailable
+from casemate.isolation.process.launcher import Launcher, Running, Site, remove_tree
+from casemate.isolation.process.watch import Watch
+from casemate.sandbox import settle
+from casemate.sandbox.locks import WorkspaceLock
+from casemate.sandbox.result import Applied
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.sandbox.job import Job
+    from casemate.sandbox.result import Result
+
+__all__ = ["InlineRun", "lock_workspace"]
+
+_KEEP_AFTER = 0.05  # seconds; shorter commands lose nothing that is worth a mount
+
+
+def lock_workspace(job: Job, *, wait: bool, tell: object = None) -> WorkspaceLock | None:
+    """Take the workspace's lock. ``tell(holder)`` is called once before waiting. None if nothing is written.
+
+    Raises BusyError if ``wait`` is false and another command holds it.
+    """
+    if job.plan is None or not any(view.writable for view in job.plan.spec.views):
+        return None
+    lock = WorkspaceLock(f"{job.places.run}/locks/{job.key}")
+    label = f"pid {os.getpid()}: {' '.join(job.request.argv)}"
+    if lock.take(wait=False, label=label):
+        return lock
+    holder = lock.holder()
+    if not wait:
+        raise BusyError(
+            f"another command holds the view of {job.workspace} ({holder})",
+            hint="wait for it, or leave out --no-wait",
+            workspace=job.workspace,
+            holder=holder,
+        )
+    if callable(tell):
+        tell(holder)
+    lock.take(wait=True, label=label)
+    return lock
+
+
+class InlineRun:
+    """One command, started by this process. ``Preconditions:`` single-threaded."""
+
+    def __init__(self, launcher: Launcher, job: Job, lock: WorkspaceLock | None) -> None:
+        assert job.plan is not None  # noqa: S101
+        self._launcher = launcher
+        self._job = job
+        self._lock = lock
+        self._site: Site | None = None
+        self._running: Running | None = None
+        self._watch: Watch | None = None
+        self.stdin = self.stdout = self.stderr = -1
+        self.terminal = -1
+        try:
+            self._start()
+        except BaseException:
+            self._clean_up()
+            raise
+
+    def _start(self) -> None:
+        job, launcher = self._job, self._launcher
+        assert job.plan is not None  # noqa: S101
+        for view in job.plan.spec.views:
+            if view.top:
+                os.makedirs(view.top, 0o700, exist_ok=True)
+        try:
+            site = self._site = launcher.prepare(job.plan.spec)
+        except OSError as error:
+            raise ProtectionUnavailable(
+                f"the sandbox's surroundings cannot be made: {error}",
+                hint="run `casemate doctor`",
+                protection="namespaces and mounts",
+                needed="Linux 6.15 with user namespaces, overlayfs, tmpfs",
+                found=str(error),
+            ) from error
+        pipes: list[tuple[int, int]] = []
+        pts = ""
+        if job.late.tty:
+            self.terminal, pts = launcher.open_terminal(site)
+            stdio = (-1, -1, -1)
+        else:
+            pipes = [os.pipe(), os.pipe(), os.pipe()]
+            stdio = (pipes[0][0], pipes[1][1], pipes[2][1])
+            self.stdin, self.stdout, self.stderr = pipes[0][1], pipes[1][0], pipes[2][0]
+        try:
+            self._running = launcher.start(site, job.late, stdio, pts)
+        finally:
+            for descriptor in stdio:
+                if descriptor >= 0:
+                    os.close(descriptor)
+        if job.plan.watch:
+            tops = [view.top for view in job.plan.spec.views if view.top]
+            self._watch = Watch(job.plan.watch, tops, self._running.pid)
+
+    @property
+    def ended(self) -> int:
+        """A descriptor that becomes readable when the sandbox's init has ended."""
+        assert self._running is not None  # noqa: S101
+        return self._running.pidfd
+
+    @property
+    def watched(self) -> bool:
+        """Whether ``tick`` has a limit to watch."""
+        return self._watch is not None
+
+    def tick(self) -> str:
+        """Do what is due between events; returns a watched limit that is exceeded, or ``""``."""
+        job, running = self._job, self._running
+        assert running is not None  # noqa: S101
+        if self._site is not None and not self._site.kept and time.monotonic() - job.began > _KEEP_AFTER:
+            self._launcher.keep(self._site, job.kept, job.note())
+        return self._watch.exceeded() if self._watch is not None else ""
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on: init hands it to the command."""
+        from casemate.sys.process import pidfd_signal
+
+        if self._running is not None:
+            pidfd_signal(self._running.pidfd, number)
+
+    def kill(self) -> None:
+        """End every process of the sandbox."""
+        if self._running is not None:
+            self._launcher.kill(self._running)
+
+    def finish(self, *, limit: str, stderr_tail: bytes) -> Result:
+        """Wait for the end, apply the changes, clean up, report. Raises what kept the command from running."""
+        job, running, site = self._job, self._running, self._site
+        assert running is not None and site is not None  # noqa: S101
+        try:
+            outcome = self._launcher.reap(running)
+            self._running = None
+            settle.check_failure(job, outcome)
+            full = _is_full(site.scratch)
+            if site.tops and any(_not_empty(top) for top in site.tops):
+                self._launcher.keep(site, job.kept, job.note())
+                hold = f"{job.places.state}/held/{job.key}/{os.path.basename(job.kept)}"
+                applied, kept = settle.apply_tops(
+                    job, site.tops, rootless=self._launcher.rootless, hold_base=hold
+                )
+                applied = _with_kept(applied, kept)
+            else:
+                applied = Applied()
+            if applied.complete:
+                self._launcher.forget(site)
+            return settle.result(
+                job, outcome, applied, limit=limit, stderr_tail=stderr_tail, disk_full=full
+            )
+        except settle.CommandNotFound:
+            self._launcher.forget(site)
+            raise
+        finally:
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        running, site = self._running, self._site
+        if running is not None:
+            self._launcher.kill(running)
+            self._launcher.reap(running)
+            self._running = None
+        if site is not None:
+            if not site.kept:
+                self._launcher.forget(site)
+            self._launcher.discard(site)
+            self._site = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        remove_empty(os.path.dirname(self._job.kept))
+
+
+def remove_empty(directory: str) -> None:
+    """Remove a directory of state if nothing is in it."""
+    try:
+        os.rmdir(directory)
+    except OSError:
+        return
+
+
+def _not_empty(top: int) -> bool:
+    with os.scandir(top) as entries:
+        return next(entries, None) is not None
+
+
+def _is_full(scratch: int) -> bool:
+    facts = os.fstatvfs(scratch)
+    return facts.f_bavail * 50 < facts.f_blocks and facts.f_bavail * facts.f_frsize < (1 << 20)
+
+
+def _with_kept(applied: Applied, kept: list[str]) -> Applied:
+    import msgspec
+
+    return msgspec.structs.replace(applied, kept=kept[0]) if kept else applied
+
+
+__all__ += ["remove_empty", "remove_tree"]

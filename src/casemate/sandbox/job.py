@@ -1,0 +1,245 @@
+"""From a request to a job: policy, facts about the host, plan. Nothing is started here."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+import msgspec
+
+from casemate import settings
+from casemate.errors import PolicyError, SandboxError
+from casemate.isolation.plan import Facts, Plan, plan
+from casemate.isolation.process.spec import Late
+from casemate.policy import environment, tools
+from casemate.policy.load import load
+from casemate.policy.model import Effective, FlagLayer, Policy, degraded
+from casemate.sys import landlock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from casemate.sys.cgroups import Hierarchies
+
+__all__ = ["Job", "Request", "prepare"]
+
+_SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix")
+_HOSTS = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+_COVERS = {"/etc/hosts": _HOSTS, "/etc/hostname": "sandbox\n"}
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody wants run. ``workspace`` and ``cwd`` are absolute; ``cwd`` lies in the workspace."""
+
+    argv: tuple[str, ...]
+    workspace: str
+    cwd: str
+    environ: dict[str, str]
+    preset: str | None = None
+    policy_file: str | None = None
+    flags: FlagLayer | None = None
+    tty: bool = False
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """A request that may run, with all that was decided about it. ``plan`` is None for boundary none."""
+
+    request: Request
+    effective: Effective
+    policy: Policy
+    workspace: str
+    plan: Plan | None
+    late: Late
+    places: settings.Places
+    kept: str
+    """Directory in which this run's tops survive a kill, and the note beside them."""
+    readable: tuple[str, ...]
+    """What the sandbox may read outside the workspace: where a link may point to."""
+    notes: tuple[str, ...]
+    degraded: tuple[str, ...]
+    began: float
+    began_wall_ns: int
+
+    @property
+    def key(self) -> str:
+        """The file name under which state of this workspace is kept."""
+        return settings.workspace_key(self.workspace)
+
+    def note(self) -> str:
+        """The text that is kept beside the tops, for whoever finds them."""
+        return msgspec.json.encode(
+            {
+                "version": 1,
+                "workspace": self.workspace,
+                "argv": [os.fsencode(word).decode("utf-8", "replace") for word in self.request.argv],
+                "started-ns": self.began_wall_ns,
+                "views": [view.source for view in self.plan.spec.views if view.writable] if self.plan else [],
+            }
+        ).decode()
+
+
+_number = 0
+
+
+def _unique() -> str:
+    global _number
+    _number += 1
+    return f"{os.getpid():x}-{_number:x}-{time.time_ns():x}"
+
+
+def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Job:
+    """Decide everything about a run.
+
+    Raises PolicyError and ProtectionUnavailable; the command is named in neither, it has not been looked at.
+    """
+    began, wall = time.monotonic(), time.time_ns()
+    if not request.argv or not request.argv[0]:
+        raise PolicyError("no command was given", code="no-command", hint="casemate run -- COMMAND [ARGUMENT…]")
+    places = settings.places(request.environ)
+    effective = load(
+        workspace=request.workspace,
+        environ=request.environ,
+        preset=request.preset,
+        policy_file=request.policy_file,
+        flags=request.flags,
+        places=places,
+    )
+    policy, workspace = effective.policy, effective.workspace
+    cwd = os.path.realpath(request.cwd)
+    if cwd != workspace and not cwd.startswith(f"{workspace.rstrip('/')}/"):
+        raise PolicyError(
+            f"the working directory {cwd} does not lie in the workspace {workspace}",
+            code="cwd-outside",
+            hint="start from a directory of the workspace",
+            cwd=cwd,
+            workspace=workspace,
+        )
+    kept = f"{places.run if not rootless else places.state}/views/{settings.workspace_key(workspace)}/{_unique()}"
+    job = Job(
+        request=request,
+        effective=effective,
+        policy=policy,
+        workspace=workspace,
+        plan=None,
+        late=Late(list(request.argv), {}, cwd, request.tty),
+        places=places,
+        kept=kept,
+        readable=(),
+        notes=effective.notes,
+        degraded=degraded(policy),
+        began=began,
+        began_wall_ns=wall,
+    )
+    if policy.isolation.boundary == "none":
+        job.late.env = dict(request.environ)
+        return job
+    _plan(job, hierarchies, rootless=rootless)
+    _check_size(job.late)
+    return job
+
+
+def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
+    request, policy, places, workspace = job.request, job.policy, job.places, job.workspace
+    layout = _layout()
+    shown = tuple(f"/{name}" for name, link in layout.items() if not link)
+    found = tools.discover(
+        request.environ.get("PATH", ""),
+        places.home,
+        environ=request.environ,
+        workspace=workspace,
+        visible=(*shown, *policy.filesystem.read, *policy.filesystem.write),
+        deny=policy.filesystem.deny,
+        enabled=policy.filesystem.tools,
+    )
+    world = environment.collect(request.environ, policy, found, workspace=workspace, home=places.home)
+    caches = tuple(
+        (f"{places.state}/caches/{job.key}/{name}", path) for name, path in world.caches
+    )
+    for source, _ in caches:
+        os.makedirs(source, 0o700, exist_ok=True)
+    owners: dict[str, tuple[int, int]] = {}
+    for path in (workspace, *policy.filesystem.read, *policy.filesystem.write):
+        facts = os.stat(path)
+        owners[path] = (facts.st_uid, facts.st_gid)
+    facts = Facts(
+        rootless=rootless,
+        layout=layout,
+        memory_total=_memory_total(),
+        controllers=frozenset(hierarchies.base),
+        controller_reasons=hierarchies.reasons,
+        landlock=landlock.abi(),
+        owners=owners,
+        tools=found.binds,
+        extra_read=world.binds,
+        caches=caches,
+        home_files={name: data.decode("utf-8", "surrogateescape") for name, data in world.home_files.items()},
+        covers=_covers(world.masks),
+        devices=(),
+    )
+    job.plan = plan(policy, workspace, facts, job.kept)
+    job.late.env = world.env
+    job.readable = (*shown, *found.binds, *world.binds, *policy.filesystem.read)
+    job.notes = (*job.notes, *found.notes, *world.notes)
+    job.degraded = job.plan.degraded
+
+
+def _layout() -> dict[str, str]:
+    """The system's top directories: name -> link target, or ``""`` for a real directory."""
+    layout: dict[str, str] = {}
+    for name in _SYSTEM:
+        try:
+            mode = os.lstat(f"/{name}").st_mode
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(mode):
+            layout[name] = os.readlink(f"/{name}")
+        elif stat.S_ISDIR(mode):
+            layout[name] = ""
+    if os.path.isdir("/sys/devices/system/cpu"):
+        # What nproc, node and the JVM read to count processors; nothing of it can be changed here.
+        layout["sys/devices/system"] = ""
+    return layout
+
+
+def _covers(masks: Mapping[str, bytes]) -> dict[str, str]:
+    """Files of the system whose content is replaced inside; only what is there can be covered."""
+    wanted = {**_COVERS, **{path: data.decode("utf-8", "surrogateescape") for path, data in masks.items()}}
+    return {path: text for path, text in wanted.items() if _regular(path)}
+
+
+def _regular(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _memory_total() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_size(late: Late) -> None:
+    """Refuse what execve would refuse with E2BIG, with the sizes in the message.
+
+    The kernel takes a quarter of the stack limit for all strings together and 128 KiB for each one.
+    """
+    strings = [*late.argv, *(f"{name}={value}" for name, value in late.env.items())]
+    for text in strings:
+        size = len(os.fsencode(text)) + 1
+        if size > 131072:
+            raise SandboxError(
+                f"one argument or variable has {size} bytes; the kernel takes 131072",
+                code="argument-too-long",
+                hint="pass it by a file or on stdin",
+                bytes=size,
+            )
+    total = sum(len(os.fsencode(text)) + 9 for text in strings)
+    if total > 2 << 20:
+        raise SandboxError(
+            f"arguments and environment have {total} bytes together; the kernel takes about {2 << 20}",
+            code="argument-too-long",
+            hint="pass it by a file or on stdin",
+            bytes=total,
+        )

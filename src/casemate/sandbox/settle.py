@@ -1,0 +1,219 @@
+"""After the last process is dead: what limit ended it, what of its changes is applied, what was denied."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from casemate.errors import SandboxError, WorkspaceError
+from casemate.sandbox import denials
+from casemate.sandbox.result import Applied, Result
+from casemate.workspace.apply import apply
+from casemate.workspace.report import ApplyOptions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.isolation.process.launcher import Outcome
+    from casemate.sandbox.job import Job
+    from casemate.workspace.report import ApplyReport
+
+__all__ = ["CommandNotFound", "apply_tops", "check_failure", "result"]
+
+_SIGXFSZ, _SIGKILL, _SIGXCPU = 25, 9, 24
+
+
+class CommandNotFound(SandboxError):
+    """The program could not be executed; nothing of it ran."""
+
+    code = "command-not-found"
+
+
+def check_failure(job: Job, outcome: Outcome) -> None:
+    """Raise what init reported instead of a command's end, if it did."""
+    failure = outcome.failure
+    if failure is None:
+        return
+    kind, *fields = failure
+    if kind == "X":
+        number = int(fields[0]) if fields else 2
+        name = fields[1] if len(fields) > 1 else job.request.argv[0]
+        if number == errno.E2BIG:
+            raise SandboxError(
+                "arguments and environment are too large for the kernel",
+                code="argument-too-long",
+                hint="pass it by a file or on stdin",
+            )
+        missing = number in (errno.ENOENT, errno.ENOTDIR)
+        raise CommandNotFound(
+            f"{name}: {'no such command in the sandbox' if missing else os.strerror(number)}",
+            code="command-not-found" if missing else "command-not-executable",
+            hint=_where(job, name) if missing else "check its mode and its interpreter line",
+            command=name,
+            errno=number,
+        )
+    if kind == "C":
+        raise SandboxError(
+            f"the working directory cannot be entered: {os.strerror(int(fields[0]))}",
+            code="cwd-unusable",
+            cwd=fields[1] if len(fields) > 1 else "",
+        )
+    step, number_text, what, text = (*fields, "", "", "", "")[:4]
+    raise SandboxError(
+        f"the sandbox could not be sealed at step {step}: {text or what}",
+        code="seal-failed",
+        hint="run `casemate doctor`; nothing of the command has run",
+        step=step,
+        errno=int(number_text or 0),
+    )
+
+
+def _where(job: Job, name: str) -> str:
+    """Why a command that the host has is not there: it lies where the sandbox does not look."""
+    if "/" in name:
+        return "the path is not part of the sandbox's view; `--read` adds a directory"
+    for directory in job.request.environ.get("PATH", "").split(":"):
+        if directory and os.access(f"{directory}/{name}", os.X_OK):
+            return f"the host has {directory}/{name}; `--read {directory}` lets the sandbox see it"
+    return ""
+
+
+def apply_tops(job: Job, tops: list[int], *, rootless: bool, hold_base: str) -> tuple[Applied, list[str]]:
+    """Apply every view's top to its directory, by the checked step; returns what to tell and what to keep."""
+    total = Applied()
+    kept: list[str] = []
+    views = [view for view in job.plan.spec.views if view.writable] if job.plan else []
+    for number, (view, top) in enumerate(zip(views, tops, strict=True)):
+        hold = _HoldDirectory(f"{hold_base}/{number}")
+        try:
+            report = apply(top, view.source, _options(job, hold, rootless=rootless))
+        except OSError as error:
+            raise WorkspaceError(
+                f"the changes could not be applied to {view.source}: {error}",
+                hint="they are kept; see `casemate changes`",
+                path=view.source,
+                errno=error.errno,
+            ) from error
+        finally:
+            hold.close()
+        if hold.used():
+            kept.append(hold.path)
+        prefix = "" if number == 0 and view.source == job.workspace else f"{view.source}/"
+        total = _merge(total, report, prefix)
+    return total, kept
+
+
+class _HoldDirectory:
+    """Where held-back changes go; made on first need, since most runs hold nothing back."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        os.makedirs(path, 0o700, exist_ok=True)
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def used(self) -> bool:
+        return os.path.isdir(self.path)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        try:
+            os.removedirs(self.path)  # empty: nothing was held back
+        except OSError:
+            return
+
+
+def _options(job: Job, hold: _HoldDirectory, *, rootless: bool) -> ApplyOptions:
+    return ApplyOptions(
+        started_ns=job.began_wall_ns,
+        xattrs="user.overlay." if rootless else "trusted.overlay.",
+        redirects=not rootless,
+        hold_dir=hold.descriptor,
+        readable_roots=job.readable,
+        protect=job.policy.filesystem.protect,
+    )
+
+
+def _merge(total: Applied, report: ApplyReport, prefix: str) -> Applied:
+    counts = report.counts
+    return Applied(
+        created=total.created + counts.get("created", 0),
+        modified=total.modified + sum(counts.get(k, 0) for k in ("modified", "replaced", "renamed", "mode")),
+        deleted=total.deleted + counts.get("deleted", 0),
+        changes=(*total.changes, *(f"{what} {prefix}{path}" for what, path in report.changed)),
+        held=(*total.held, *((f"{prefix}{h.path}", h.reason) for h in report.held)),
+        conflicts=(*total.conflicts, *(f"{prefix}{path}" for path in report.conflicts)),
+        failed=(*total.failed, *((f"{prefix}{f.path}", f.error) for f in report.failed)),
+        executables=(*total.executables, *(f"{prefix}{path}" for path in report.executables)),
+        bytes=total.bytes + report.bytes,
+        complete=total.complete and report.complete,
+    )
+
+
+def result(
+    job: Job,
+    outcome: Outcome,
+    applied: Applied,
+    *,
+    limit: str,
+    stderr_tail: bytes,
+    disk_full: bool,
+    stdout: bytes = b"",
+    stderr: bytes = b"",
+) -> Result:
+    """Put together what the host knows. ``limit`` is one that the caller enforced (time, output, watched)."""
+    status = outcome.status
+    signal = 0
+    if status is None:
+        code, signal = 128 + _SIGKILL, _SIGKILL
+    elif os.WIFSIGNALED(status):
+        signal = os.WTERMSIG(status)
+        code = 128 + signal
+    else:
+        code = os.WEXITSTATUS(status)
+        if code > 128 and code - 128 in (_SIGKILL, _SIGXFSZ):
+            signal = 0
+    touched = _touched(outcome, signal, code, disk_full=disk_full)
+    ended = limit or (touched[0] if touched and code != 0 else "")
+    plan = job.plan
+    times = outcome.times
+    phases: dict[str, float] = {"total": (time.monotonic() - job.began) * 1e3}
+    if "fork" in times:
+        phases["plan"] = (times["fork"] - job.began) * 1e3
+        if "spawned" in times:
+            phases["seal"] = (times["spawned"] - times["fork"]) * 1e3
+            if "ended" in times:
+                phases["run"] = (times["ended"] - times["spawned"]) * 1e3
+                phases["settle"] = (time.monotonic() - times["ended"]) * 1e3
+    return Result(
+        exit_code=code,
+        signal=signal,
+        limit=ended,
+        limits_touched=touched,
+        stdout=stdout,
+        stderr=stderr,
+        applied=applied,
+        denials=denials.find(job, applied, stderr_tail) if code != 0 or applied.held else (),
+        boundary="process" if plan else "none",
+        degraded=job.degraded,
+        scopes=plan.scopes if plan else {},
+        notes=job.notes,
+        phases={name: round(value, 3) for name, value in phases.items()},
+        peak_memory=outcome.events.get("peak", outcome.rusage[2]),
+        cpu=round(outcome.rusage[0] + outcome.rusage[1], 6),
+    )
+
+
+def _touched(outcome: Outcome, signal: int, code: int, *, disk_full: bool) -> tuple[str, ...]:
+    """Limits that the host saw bite, the likeliest cause of death first."""
+    found: list[str] = []
+    if outcome.events.get("oom_kill"):
+        found.append("memory")
+    if signal == _SIGXFSZ or code == 128 + _SIGXFSZ:
+        found.append("file-size")
+    if signal == _SIGXCPU:
+        found.append("cpu-time")
+    if disk_full:
+        found.append("disk")
+    if outcome.events.get("pids_max"):
+        found.append("pids")
+    return tuple(found)
