@@ -22,10 +22,24 @@ if TYPE_CHECKING:
     from casemate.policy.model import Policy
     from casemate.policy.tools import Tools
 
-__all__ = ["Inside", "build", "caches", "collect", "files", "home_files"]
+__all__ = [
+    "CACHES",
+    "CERTIFICATES",
+    "INDEX",
+    "NO_PROXY",
+    "PLAIN",
+    "PROXIES",
+    "ROOTS",
+    "Inside",
+    "build",
+    "caches",
+    "collect",
+    "files",
+    "home_files",
+]
 
 # Passed as they are. None of them names a file, a host or a person.
-_PLAIN = frozenset((
+PLAIN = frozenset((
     "LANG", "LANGUAGE", "TZ", "TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE",
     "COLUMNS", "LINES", "CI", "DEBIAN_FRONTEND", "SOURCE_DATE_EPOCH", "NODE_ENV", "RUST_BACKTRACE",
     "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONUTF8", "PYTHONIOENCODING",
@@ -41,7 +55,7 @@ _PLAIN = frozenset((
     "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "COREPACK_ENABLE_DOWNLOAD_PROMPT",
 ))  # fmt: skip
 # URLs, paths or words in a list; credentials are taken out and paths are looked at.
-_INDEX = frozenset((
+INDEX = frozenset((
     "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT",
     "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_CONSTRAINT",
     "UV_OVERRIDE", "UV_PYTHON_INSTALL_MIRROR", "NPM_CONFIG_REGISTRY", "npm_config_registry",
@@ -49,17 +63,17 @@ _INDEX = frozenset((
     "RUSTUP_UPDATE_ROOT", "NODEJS_ORG_MIRROR", "npm_config_nodedir", "COREPACK_NPM_REGISTRY",
 ))  # fmt: skip
 # One path each (a colon separates several in the *_DIR ones).
-_CERTIFICATES = frozenset((
+CERTIFICATES = frozenset((
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS",
     "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "PIP_CERT", "AWS_CA_BUNDLE", "NIX_SSL_CERT_FILE",
     "CARGO_HTTP_CAINFO", "NPM_CONFIG_CAFILE", "npm_config_cafile", "DENO_CERT", "BUNDLE_SSL_CA_CERT",
     "HTTPLIB2_CA_CERTS", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
 ))  # fmt: skip
 # Only of use, and only passed, where the host's network is.
-_PROXIES = frozenset(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"))
-_NO_PROXY = frozenset(("NO_PROXY", "no_proxy"))
+PROXIES = frozenset(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"))
+NO_PROXY = frozenset(("NO_PROXY", "no_proxy"))
 # Where an installation lies: passed when the sandbox sees it.
-_ROOTS = frozenset((
+ROOTS = frozenset((
     "VIRTUAL_ENV", "CONDA_PREFIX", "JAVA_HOME", "GOROOT", "DOTNET_ROOT", "NVM_BIN", "MAVEN_HOME",
     "GRADLE_HOME", "PNPM_HOME",
 ))  # fmt: skip
@@ -68,7 +82,7 @@ _DECIDED = frozenset(("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "SHELL", "PWD
 
 _CACHE = f"{SANDBOX_HOME}/.cache"
 # Cache -> its mounts (storage name, place inside) and its variables.
-_CACHES: dict[str, tuple[tuple[tuple[str, str], ...], dict[str, str]]] = {
+CACHES: dict[str, tuple[tuple[tuple[str, str], ...], dict[str, str]]] = {
     "pip": ((("pip", f"{_CACHE}/pip"),), {"PIP_CACHE_DIR": f"{_CACHE}/pip"}),
     "npm": ((("npm", f"{_CACHE}/npm"),), {"npm_config_cache": f"{_CACHE}/npm"}),
     # Not CARGO_HOME as a whole: cargo reads its settings there, and writes credentials.
@@ -159,7 +173,7 @@ def home_files(
 
 def caches(policy: Policy) -> tuple[tuple[str, str], ...]:
     """The per-workspace caches: (name of the store, where it is mounted inside)."""
-    return tuple(mount for name in policy.filesystem.cache for mount in _CACHES[name][0])
+    return tuple(mount for name in policy.filesystem.cache for mount in CACHES[name][0])
 
 
 # ---------------------------------------------------------------- variables
@@ -173,25 +187,25 @@ def _variables(
     for name, value in environ.items():
         if not value or "\0" in value or "\0" in name:
             continue
-        if name in _PLAIN or name.startswith("LC_"):
+        if name in PLAIN or name.startswith("LC_"):
             env[name] = value
-        elif name in _CERTIFICATES:
+        elif name in CERTIFICATES:
             kept = admit.path_list(name, value)
             if kept:
                 env[name] = kept
-        elif name in _ROOTS:
+        elif name in ROOTS:
             if root := admit.root(value):
                 env[name] = root
-        elif name in _INDEX or _is_registry(name) or (host and name in _PROXIES):
+        elif name in INDEX or _is_registry(name) or (host and name in PROXIES):
             if kept := admit.setting(name, value):
                 env[name] = kept
-        elif host and name in _NO_PROXY:
+        elif host and name in NO_PROXY:
             env[name] = value
         elif name == "PIP_CONFIG_FILE" and value == os.devnull:
             env[name] = value  # pip's word for "no file at all"
     env |= tools.env
     for cache in policy.filesystem.cache:
-        env |= _CACHES[cache][1]
+        env |= CACHES[cache][1]
     env |= _passed(environ, policy.environment.pass_)
     env |= {
         "PATH": ":".join(tools.path),
@@ -239,6 +253,7 @@ class _Admission:
         self.home = home
         self.guard = guard
         self.binds: dict[str, None] = {}
+        self.decided: dict[str, str | None] = {}
         self.notes: list[str] = []
         shown = policy.filesystem
         mine = (workspace,) if workspace else ()
@@ -277,6 +292,12 @@ class _Admission:
 
     def path(self, path: str, name: str) -> str | None:
         """``path`` if the sandbox may see it; it is bound if it does not see it yet."""
+        # One bundle of certificates is commonly named by half a dozen variables.
+        if path not in self.decided:
+            self.decided[path] = self._decide(path, name)
+        return self.decided[path]
+
+    def _decide(self, path: str, name: str) -> str | None:
         real = os.path.realpath(path)
         if within_any(real, self.policy.filesystem.deny):
             return None

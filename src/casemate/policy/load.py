@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from casemate import settings
 from casemate.errors import PolicyError
 from casemate.policy import merge, paths, presets, resolve
-from casemate.policy.model import Effective, FlagLayer, LayerInfo, RawPolicy
+from casemate.policy.model import PRESETS, Effective, FlagLayer, LayerInfo, RawPolicy
 from casemate.policy.source import Layer, Source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAX_FILE", "load", "open_policy", "read_file"]
+__all__ = ["MAX_FILE", "load", "open_policy", "project_grants", "read_file", "standalone"]
 
 #: No policy that a person wrote is larger.
 MAX_FILE = 1 << 20
@@ -205,6 +205,48 @@ def _project(
         project=True,
     )
     return resolve.resolve(resolve.flatten(raw), source, context, grants=trusted, restricts=True), info
+
+
+def standalone(
+    what: str, *, workspace: str, environ: Mapping[str, str], places: settings.Places | None = None
+) -> Effective:
+    """The policy of one file over the default preset, or of one preset: no other layer takes part.
+
+    This is what ``policy check`` and ``policy diff`` look at. Raises PolicyError.
+    """
+    where = settings.places(environ) if places is None else places
+    root = paths.check_workspace(workspace, where)
+    preset = what if what in PRESETS else presets.DEFAULT
+    layers = [Layer(source=Source(name="preset"), values=presets.values(preset))]
+    infos = [LayerInfo(name="preset", source=preset, status="chosen" if preset == what else "default")]
+    if preset != what:
+        context = resolve.Context(workspace=root, guard=paths.guard(where), base=root)
+        source, raw = open_policy(what, name="policy")
+        layers.append(resolve.resolve(resolve.flatten(raw), source, context, grants=True))
+        infos.append(LayerInfo(name="policy", source=what, status="counts"))
+    merged = merge.merge(layers, None)
+    return Effective(
+        policy=merged.policy,
+        workspace=root,
+        preset=preset,
+        layers=tuple(infos),
+        origins=merged.origins,
+        notes=merged.notes,
+    )
+
+
+def project_grants(
+    data: bytes, *, workspace: str, environ: Mapping[str, str], places: settings.Places | None = None
+) -> dict[str, object]:
+    """What a project file of this content is granted once it is trusted, by field. Raises PolicyError."""
+    from casemate.policy import parse
+
+    where = settings.places(environ) if places is None else places
+    root = paths.check_workspace(workspace, where)
+    context = resolve.Context(workspace=root, guard=paths.guard(where), base=root, project=True)
+    source, raw = parse.policy(data, settings.project_policy(root), name="project")
+    layer = resolve.resolve(resolve.flatten(raw), source, context, grants=True, restricts=True)
+    return merge.widening(Layer(source=Source(name="preset"), values=presets.values(presets.DEFAULT)), layer)
 
 
 def open_policy(file: str, *, name: str) -> tuple[Source, RawPolicy]:

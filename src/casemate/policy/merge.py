@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from casemate.errors import PolicyError
     from casemate.policy.source import Layer, Source
 
-__all__ = ["Bounds", "Merged", "build", "merge", "rank"]
+__all__ = ["Bounds", "Merged", "build", "merge", "rank", "widening"]
 
 _RESOURCES = ("memory", "cpu", "pids", "open-files", "file-size", "disk", "timeout", "output")
 _SCALARS = (
@@ -89,6 +89,20 @@ def merge(layers: Sequence[Layer], bounds: Bounds | None) -> Merged:
     state.hide()
     state.summarise()
     return Merged(policy=build(state.values), origins=state.origins, notes=tuple(dict.fromkeys(state.notes)))
+
+
+def widening(base: Layer, layer: Layer) -> dict[str, object]:
+    """What trusting ``layer`` allows beyond ``base``, by field."""
+    found: dict[str, object] = {}
+    for field, value in layer.values.items():
+        if field in _NEVER_PROJECT or field in _RESTRICTED:
+            continue
+        if field in _SCALARS:
+            if rank(field, value) > rank(field, base.values[field]):
+                found[field] = value
+        elif value:
+            found[field] = value
+    return found
 
 
 def build(values: Mapping[str, object]) -> Policy:

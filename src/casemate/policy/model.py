@@ -75,15 +75,9 @@ class _Resolved(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
 # ---------------------------------------------------------------- as written
 
-_Size = Annotated[
-    int | str,
-    Meta(description="Bytes, or text such as `512M` or `2G` (powers of 1024), or `unlimited`."),
-]
-_Count = Annotated[int | str, Meta(description="A whole number, or `unlimited`.")]
-_Duration = Annotated[
-    int | float | str,
-    Meta(description="Seconds, or text such as `90s`, `10m` or `1h30m`, or `unlimited`."),
-]
+_Size = int | str
+_Count = int | str
+_Duration = int | float | str
 _Names = tuple[str, ...]
 
 
@@ -133,7 +127,11 @@ class RawNetwork(_Closed, frozen=True, kw_only=True):
 
 
 class RawResources(_Closed, frozen=True, kw_only=True):
-    """What the command may use. Every limit is on unless it says `unlimited`."""
+    """What the command may use. Every limit is on unless it says `unlimited`.
+
+    Sizes are bytes, or text such as `512M` or `2G` (powers of 1024); durations are seconds, or text such as
+    `90s`, `10m` or `1h30m`.
+    """
 
     memory: Annotated[_Size | UnsetType, Meta(description="Memory of the whole process tree.")] = UNSET
     cpu: Annotated[
@@ -144,7 +142,7 @@ class RawResources(_Closed, frozen=True, kw_only=True):
     open_files: Annotated[_Count | UnsetType, Meta(description="Open files of one process.")] = UNSET
     file_size: Annotated[_Size | UnsetType, Meta(description="Size of one file the command writes.")] = UNSET
     disk: Annotated[_Size | UnsetType, Meta(description="What the command may write in all.")] = UNSET
-    timeout: Annotated[_Duration | UnsetType, Meta(description="Wall time, then the tree is killed.")] = UNSET
+    timeout: Annotated[_Duration | UnsetType, Meta(description="Wall time; then the tree is killed.")] = UNSET
     output: Annotated[_Size | UnsetType, Meta(description="Bytes on stdout and stderr together.")] = UNSET
     scope: Annotated[
         Scope | UnsetType,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from casemate.settings import Places
 
 __all__ = [
+    "BROAD",
+    "KERNEL",
+    "SYSTEM",
     "SYSTEM_VIEW",
     "Guard",
     "check_deny",
@@ -37,7 +40,7 @@ SYSTEM_VIEW = (
 )  # fmt: skip
 
 # Refused themselves; what lies below may be named, unless another rule says otherwise.
-_BROAD = {
+BROAD = {
     "/": "it is the whole system",
     "/boot": "it is a system directory",
     "/etc": "it holds the system's settings and secrets",
@@ -51,13 +54,13 @@ _BROAD = {
     "/var/tmp": "the sandbox has a /var/tmp of its own, and the host's is shared by everybody",
 }
 # Refused with all that lies below.
-_KERNEL = {
+KERNEL = {
     "/proc": "it shows and steers the host's processes",
     "/sys": "it shows and steers the host's devices",
     "/dev": "devices are given by the sandbox itself",
 }
 # May be read; changes to them would be changes to the host's own programs.
-_SYSTEM = (
+SYSTEM = (
     "/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr/bin", "/usr/include",
     "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/libx32", "/usr/sbin", "/usr/share",
 )  # fmt: skip
@@ -141,11 +144,11 @@ def check_grant(path: str, *, write: bool, guard: Guard, workspace: str) -> None
 
 def refusal(path: str, guard: Guard) -> str | None:
     """Why a resolved path may not enter a sandbox at all, or None. Looks at names only, so it is cheap."""
-    return _BROAD.get(path) or _not_for_anyone(path, guard)
+    return BROAD.get(path) or _not_for_anyone(path, guard)
 
 
 def _not_for_anyone(path: str, guard: Guard) -> str | None:
-    for root, reason in _KERNEL.items():
+    for root, reason in KERNEL.items():
         if holds(root, path):
             return reason
     for home in guard.homes:
@@ -168,7 +171,7 @@ def _not_for_anyone(path: str, guard: Guard) -> str | None:
 
 
 def _not_for_writing(path: str, workspace: str) -> str | None:
-    for root in _SYSTEM:
+    for root in SYSTEM:
         if holds(root, path):
             return "system directories are never written"
     if path != workspace and holds(path, workspace):
@@ -215,7 +218,7 @@ def check_deny(path: str, *, workspace: str) -> None:
     if holds(path, workspace):
         what = "is the workspace" if path == workspace else "holds the workspace"
         raise ValueError(f"{path} cannot be hidden: it {what}")
-    if path in _KERNEL:
+    if path in KERNEL:
         raise ValueError(f"{path} cannot be hidden: the sandbox has one of its own")
 
 
@@ -248,7 +251,7 @@ def check_workspace(workspace: str, places: Places) -> str:
     reason = refusal(path, bounds)
     if reason is None and path in ("/opt", "/srv", "/mnt", "/media", "/usr/local"):
         reason = "it is a system directory; use one below it"
-    if reason is None and within_any(path, _SYSTEM):
+    if reason is None and within_any(path, SYSTEM):
         reason = "system directories are never written"
     if reason is not None:
         raise _refused(path, reason)

@@ -20,7 +20,16 @@ from casemate.policy.source import Layer, Source, suggestion
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["FIXED_VARIABLES", "Context", "check", "check_variable", "flags", "flatten", "resolve"]
+__all__ = [
+    "FIXED_VARIABLES",
+    "REFUSED_WORDS",
+    "Context",
+    "check",
+    "check_variable",
+    "flags",
+    "flatten",
+    "resolve",
+]
 
 _NOT_YET = "not available before the egress gate exists"
 _REFUSED_MODES = {
@@ -29,7 +38,7 @@ _REFUSED_MODES = {
     "proxy": _NOT_YET,
 }
 # Words that exist in the design or that people will try, with the reason why they are not taken.
-_REFUSED_WORDS = {
+REFUSED_WORDS = {
     "protected-names": "the copy-on-write view protects names whether they exist or not, so there is "
     "nothing to give up",
     "parent-proxy": _NOT_YET,
@@ -306,8 +315,8 @@ def _degrade(task: _Task) -> object:
         if word in DEGRADE_WORDS:
             continue
         bare = re.split(r"\s*=", word, maxsplit=1)[0]
-        if bare in _REFUSED_WORDS:
-            raise ValueError(f"{_show(word)} is refused: {_REFUSED_WORDS[bare]}")
+        if bare in REFUSED_WORDS:
+            raise ValueError(f"{_show(word)} is refused: {REFUSED_WORDS[bare]}")
         raise ValueError(
             f"{_show(word)} is not one of {', '.join(DEGRADE_WORDS)}{suggestion(word, DEGRADE_WORDS)}"
         )
