@@ -32,6 +32,7 @@ class Relay:
         stdout: int,
         stderr: int,
         terminal: int,
+        slave: int,
         ended: int,
         signal: Callable[[int], None],
         kill: Callable[[], None],
@@ -44,6 +45,7 @@ class Relay:
     ) -> None:
         self.ended = ended
         self.terminal = terminal
+        self._slave = slave
         self.limit = ""
         self.stderr_tail = b""
         self._signal, self._kill, self._tick = signal, kill, tick
@@ -78,11 +80,17 @@ class Relay:
 
     def close(self) -> None:
         """Close the sandbox's ends."""
+        self._let_slave_go()
         for descriptor in {*self._sources, self._to_sandbox}:
             if descriptor >= 0:
                 os.close(descriptor)
         self._sources = {}
         self._to_sandbox = -1
+
+    def _let_slave_go(self) -> None:
+        if self._slave >= 0:
+            os.close(self._slave)
+            self._slave = -1
 
     def _catch_signals(self) -> dict[int, object]:
         old: dict[int, object] = {}
@@ -124,6 +132,7 @@ class Relay:
                     poll.unregister(self.ended)
                     alive = False
                     self._want_input(False)
+                    self._let_slave_go()
                     # What is in the pipes stays readable; nobody can add to it any more.
                     drain_until = monotonic() + 1.0
                 elif descriptor in self._sources:

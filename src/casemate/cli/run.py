@@ -208,6 +208,7 @@ def _run(options: Options) -> Result:
             stdout=run.stdout,
             stderr=run.stderr,
             terminal=run.terminal,
+            slave=run.slave,
             ended=run.ended,
             signal=run.signal,
             kill=run.kill,

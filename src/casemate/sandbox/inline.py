@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from casemate.sandbox.job import Job
     from casemate.sandbox.result import Result
 
-__all__ = ["InlineRun", "lock_workspace"]
+__all__ = ["InlineRun", "lock_workspace", "remove_empty"]
 
 _KEEP_AFTER = 0.05  # seconds; shorter commands lose nothing that is worth a mount
 
@@ -58,8 +58,9 @@ class InlineRun:
         self._site: Site | None = None
         self._running: Running | None = None
         self._watch: Watch | None = None
+        self._keep = False
         self.stdin = self.stdout = self.stderr = -1
-        self.terminal = -1
+        self.terminal = self.slave = -1
         try:
             self._start()
         except BaseException:
@@ -85,7 +86,7 @@ class InlineRun:
         pipes: list[tuple[int, int]] = []
         pts = ""
         if job.late.tty:
-            self.terminal, pts = launcher.open_terminal(site)
+            self.terminal, self.slave, pts = launcher.open_terminal(site)
             stdio = (-1, -1, -1)
         else:
             pipes = [os.pipe(), os.pipe(), os.pipe()]
@@ -143,6 +144,7 @@ class InlineRun:
             full = _is_full(site.scratch)
             if site.tops and any(_not_empty(top) for top in site.tops):
                 self._launcher.keep(site, job.kept, job.note())
+                self._keep = True  # whatever happens before the last change is applied
                 hold = f"{job.places.state}/held/{job.key}/{os.path.basename(job.kept)}"
                 applied, kept = settle.apply_tops(
                     job, site.tops, rootless=self._launcher.rootless, hold_base=hold
@@ -150,14 +152,10 @@ class InlineRun:
                 applied = _with_kept(applied, kept)
             else:
                 applied = Applied()
-            if applied.complete:
-                self._launcher.forget(site)
+            self._keep = not applied.complete
             return settle.result(
                 job, outcome, applied, limit=limit, stderr_tail=stderr_tail, disk_full=full
             )
-        except settle.CommandNotFound:
-            self._launcher.forget(site)
-            raise
         finally:
             self._clean_up()
 
@@ -168,10 +166,12 @@ class InlineRun:
             self._launcher.reap(running)
             self._running = None
         if site is not None:
-            if not site.kept:
+            if not self._keep:
                 self._launcher.forget(site)
             self._launcher.discard(site)
             self._site = None
+        if not self._keep:
+            remove_tree(self._job.kept)
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -200,6 +200,3 @@ def _with_kept(applied: Applied, kept: list[str]) -> Applied:
     import msgspec
 
     return msgspec.structs.replace(applied, kept=kept[0]) if kept else applied
-
-
-__all__ += ["remove_empty", "remove_tree"]

@@ -171,7 +171,7 @@ class Launcher:
         for name, mode in (("tmp", 0o1777), ("shm", 0o1777), ("home", 0o700)):
             os.mkdir(name, 0o700, dir_fd=scratch)
             os.chmod(name, mode, dir_fd=scratch)
-            self._own(site, scratch, name)
+        self._own(site, scratch, "home")
         for name, target in (("tmp", "tmp"), ("shm", "dev/shm"), ("home", _HOME)):
             self._attach(site, mounts.clone_tree(scratch, name), target, rules)
         self._fill_home(site)
@@ -284,6 +284,7 @@ class Launcher:
         view = site.spec.views[number]
         lower = self._host_directory(site, view.source, view.owner)
         target = view.target.lstrip("/")
+        _make_below_tmp(site.tree, target)
         if not view.writable:
             mounts.restrict(lower, mounts.RDONLY)
             mounts.move_mount(lower, site.tree, target)
@@ -336,15 +337,21 @@ class Launcher:
 
     # -- running -----------------------------------------------------------------------------------
 
-    def open_terminal(self, site: Site) -> tuple[int, str]:
-        """Make a pty in the sandbox's own devpts: the master's descriptor and the slave's path inside."""
+    def open_terminal(self, site: Site) -> tuple[int, int, str]:
+        """Make a pty in the sandbox's own devpts: master, slave, and the slave's path inside.
+
+        Whoever reads the master keeps the slave open until the sandbox has ended: a master without any
+        slave reads as ended, which is also how it looks before the command has opened its own.
+        """
         import fcntl
         import struct
 
-        master = os.open("dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=site.tree)
+        flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
+        master = os.open("dev/pts/ptmx", flags, dir_fd=site.tree)
         fcntl.ioctl(master, 0x40045431, struct.pack("i", 0))  # TIOCSPTLCK: unlock
         number = struct.unpack("I", fcntl.ioctl(master, 0x80045430, b"\0\0\0\0"))[0]  # TIOCGPTN
-        return master, f"/dev/pts/{number}"
+        slave = fcntl.ioctl(master, 0x5441, flags)  # TIOCGPTPEER: needs no path
+        return master, slave, f"/dev/pts/{number}"
 
     def start(
         self, site: Site, late: Late, stdio: tuple[int, int, int], pts: str = "", *, receive: object = None
@@ -438,18 +445,13 @@ class Launcher:
             mounts.move_mount(site.scratch, mounts.AT_FDCWD, f"{directory}/scratch")
 
     def forget(self, site: Site) -> None:
-        """Remove what ``keep`` made, and the tops that lie in directories of their own."""
+        """Undo ``keep``: take away its mount; the directory is its owner's to remove."""
         if site.kept and not self.rootless:
             try:
                 mounts.unmount(f"{site.kept}/scratch")
             except OSError:
                 pass
-        for view in site.spec.views:
-            if view.top:
-                remove_tree(view.top)
-        if site.kept:
-            remove_tree(site.kept)
-            site.kept = ""
+        site.kept = ""
 
     def discard(self, site: Site) -> None:
         """Let go of all that ``prepare`` made. Every process must be dead; tops are gone after this."""
@@ -485,6 +487,18 @@ class Launcher:
                 os.rmdir(parent)
             except OSError:
                 continue
+
+
+def _make_below_tmp(tree: int, target: str) -> None:
+    """Make the mount point of a view that lies below /tmp, which is new and empty in each sandbox."""
+    parts = target.split("/")
+    if parts[0] != "tmp":
+        return
+    for depth in range(2, len(parts) + 1):
+        try:
+            os.mkdir("/".join(parts[:depth]), 0o755, dir_fd=tree)
+        except FileExistsError:
+            continue
 
 
 def remove_tree(path: str) -> None:

@@ -156,6 +156,11 @@ def _seal(parts: Parts, step: list[str], *, slot: bool) -> list[int]:
         parts.ruleset.allow(proc, EVERYTHING)
         parts.ruleset.enforce()
     step[0] = "descriptors"
+    if parts.stdio[0] < 0:
+        # Nothing of the launcher's own streams comes along, its terminal least of all.
+        null = os.open("/dev/null", os.O_RDWR)
+        for target in (0, 1, 2):
+            os.dup2(null, target)
     keep = [parts.status] if slot else [parts.status, *parts.stdio]
     keep = [descriptor for descriptor in keep if descriptor > 2]
     process.close_all_but(keep)
@@ -218,7 +223,7 @@ def _serve(late: Late, status: int, stdio: tuple[int, int, int], pts: str) -> in
         os.write(status, f"C\0{error.errno}\0{late.cwd}".encode("utf-8", "surrogateescape"))
         return 1
     for target, descriptor in enumerate(stdio):
-        if descriptor != target:
+        if descriptor >= 0 and descriptor != target:
             os.dup2(descriptor, target)
     try:
         child = _spawn(late, pts)
@@ -259,6 +264,11 @@ def _spawn(late: Late, pts: str) -> int:
         actions.append((os.POSIX_SPAWN_DUP2, 0, 2))
     last: OSError = FileNotFoundError(2, "not found", name)
     for candidate in candidates:
+        # Each failed attempt would cost a vfork, and a PATH has a dozen entries.
+        if len(candidates) > 1 and not os.access(candidate, os.X_OK):
+            if last.errno == 2 and os.access(candidate, os.F_OK):
+                last = PermissionError(13, "not executable", candidate)
+            continue
         for argv in ([candidate, *late.argv[1:]], ["/bin/sh", candidate, *late.argv[1:]]):
             try:
                 return os.posix_spawn(
