@@ -65,7 +65,7 @@ def complaints(room: str, tree: ast.Module) -> list[str]:
         top, *rest = name.split(".")
         if top == "casemate":
             other = rest[0] if rest else ""
-            if other == room or (room, other) in SAME_LAYER or other.startswith("__"):
+            if other in (room, "") or (room, other) in SAME_LAYER or other.startswith("__"):
                 continue
             if other not in LAYERS or LAYERS[other] >= LAYERS[room]:
                 wrong.append(f"line {line}: {room} imports {name}")
