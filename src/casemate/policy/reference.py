@@ -131,8 +131,8 @@ timeout = "30m"
 |---|---|---|---|
 | managed | `/etc/casemate/managed.toml` | none; it sets the ceiling of everybody else's | count |
 | preset | built in, chosen by `--preset` | count | - |
-| project | `casemate.toml` at the top of the workspace | only while `casemate trust` holds the hash of exactly \
-this content; never the network, a degrade word or a boundary | count |
+| project | `casemate.toml` at the top of the workspace | only while `casemate trust` holds the hash of \
+exactly this content; never the network, a degrade word or a boundary | count |
 | user | `~/.config/casemate/policy.toml`, or the file that `--policy` names in its place | count | count |
 | flags | the command line, the API's arguments | count | count |
 
