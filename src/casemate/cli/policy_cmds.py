@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from casemate import settings
 from casemate.cli.main import EXIT, exit_code, tell, tell_error
@@ -261,10 +261,17 @@ def _as_toml(effective: Effective) -> str:
 
 def _entry(key: str, field: str, value: object, origins: dict[str, str]) -> list[str]:
     origin = origins.get(field, "")
-    if isinstance(value, list) and len(value) > 1:
-        each = [f"    {_value(field, item)},  # {origins.get(f'{field}[{item}]', origin)}" for item in value]
-        return [f"{key} = [", *each, "]"]
+    if isinstance(value, list):
+        return _list_entry(key, field, cast("list[object]", value), origins)
     return [f"{key} = {_value(field, value)}  # {origin}"]
+
+
+def _list_entry(key: str, field: str, items: list[object], origins: dict[str, str]) -> list[str]:
+    origin = origins.get(field, "")
+    if len(items) > 1:
+        each = [f"    {_value(field, item)},  # {origins.get(f'{field}[{item}]', origin)}" for item in items]
+        return [f"{key} = [", *each, "]"]
+    return [f"{key} = {_value(field, items)}  # {origin}"]
 
 
 def _fields(effective: Effective) -> dict[str, object]:
@@ -272,9 +279,11 @@ def _fields(effective: Effective) -> dict[str, object]:
     import msgspec
 
     found: dict[str, object] = {}
-    for part, keys in msgspec.to_builtins(effective.policy).items():
+    plain = cast("dict[str, object]", msgspec.to_builtins(effective.policy))
+    for part, keys in plain.items():
         if isinstance(keys, dict):
-            found |= {f"{part}.{key}": value for key, value in keys.items()}
+            section = cast("dict[str, object]", keys)
+            found.update({f"{part}.{key}": value for key, value in section.items()})
     return found
 
 
@@ -296,10 +305,11 @@ def _value(field: str, value: object) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, dict):
-        pairs = [f"{name} = {_value(field, item)}" for name, item in value.items()]
+        named = cast("dict[str, object]", value)
+        pairs = [f"{name} = {_value(field, item)}" for name, item in named.items()]
         return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(field, item) for item in value) + "]"
+        return "[" + ", ".join(_value(field, item) for item in cast("list[object]", value)) + "]"
     return f'"{_escaped(str(value))}"'
 
 

@@ -266,7 +266,7 @@ class FlagLayer(msgspec.Struct, frozen=True, kw_only=True):
     output: int | str | UnsetType = UNSET
     scope: str | UnsetType = UNSET
     pass_: tuple[str, ...] = ()
-    set: dict[str, str] = msgspec.field(default_factory=dict)
+    set: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     boundary: str | UnsetType = UNSET
     degrade: tuple[str, ...] = ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -109,7 +109,7 @@ def _json(source: Source) -> dict[str, object]:
         raise _broken(source.file, None, f"is not JSON: {_reason(error)}") from None
     if not isinstance(tree, dict):
         raise _broken(source.file, 1, "must be one JSON object")
-    return tree
+    return cast("dict[str, object]", tree)
 
 
 class _Twice(Exception):
@@ -117,10 +117,10 @@ class _Twice(Exception):
 
 
 def _convert(tree: dict[str, object], source: Source, kind: type[_T]) -> _T:
-    _check_keys(tree, source, kind)
     try:
         return msgspec.convert(tree, kind)
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
+        _check_keys(tree, source, kind)
         message, _, at = str(error).partition(" - at `$")
         field = at.rstrip("`").lstrip(".")
         raise source.error(field or "the file", _plain(message)) from None
@@ -129,8 +129,9 @@ def _convert(tree: dict[str, object], source: Source, kind: type[_T]) -> _T:
 def _check_keys(
     tree: dict[str, object], source: Source, kind: type[msgspec.Struct], prefix: str = ""
 ) -> None:
-    """Name every unknown key before anything else: a misspelt field explains what follows."""
-    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    """Name an unknown key before anything else: a misspelt field explains what follows."""
+    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    parts = _parts(kind)
     for key, value in tree.items():
         field = f"{prefix}{key}"
         if key not in known:
@@ -138,25 +139,24 @@ def _check_keys(
             raise source.error(
                 shown, f"unknown field{suggestion(key, known)}", hint=f"known here: {', '.join(known)}"
             )
-        part = _struct_in(known[key])
+        part = parts.get(key)
         if part is not None:
             if not isinstance(value, dict):
                 raise source.error(field, f"must be a table, not {_kind(value)}")
-            _check_keys(value, source, part, f"{field}.")
+            _check_keys(cast("dict[str, object]", value), source, part, f"{field}.")
 
 
-def _struct_in(annotation: object) -> type[msgspec.Struct] | None:
-    from typing import get_args
-
-    for option in (annotation, *get_args(annotation)):
-        if isinstance(option, type) and issubclass(option, msgspec.Struct):
-            return option
-        inner = get_args(option)
-        if inner and option is not annotation:
-            found = _struct_in(option)
-            if found is not None:
-                return found
-    return None
+def _parts(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """The keys of ``kind`` that hold a table of their own, and the table's type."""
+    found: dict[str, type[msgspec.Struct]] = {}
+    for field in cast("msgspec.inspect.StructType", msgspec.inspect.type_info(kind)).fields:
+        kinds = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+        for option in kinds:
+            while isinstance(option, msgspec.inspect.Metadata):
+                option = option.type
+            if isinstance(option, msgspec.inspect.StructType):
+                found[field.encode_name] = option.cls
+    return found
 
 
 def _plain(message: str) -> str:
@@ -172,8 +172,8 @@ def _plain(message: str) -> str:
 
 
 def _kind(value: object) -> str:
-    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
-    return names.get(type(value), "this")
+    names = {"str": "text", "int": "a whole number", "float": "a number", "list": "a list"}
+    return "true or false" if isinstance(value, bool) else names.get(type(value).__name__, "this")
 
 
 def _reason(error: Exception) -> str:

@@ -58,7 +58,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     binds: tuple[str, ...] = ()
-    env: dict[str, str] = msgspec.field(default_factory=dict)
+    env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     path: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

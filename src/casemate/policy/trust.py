@@ -15,7 +15,7 @@ from casemate.errors import CasemateError
 from casemate.settings import Places, workspace_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 __all__ = ["Trusted", "digest", "forget", "is_trusted", "listed", "record"]
 
@@ -96,7 +96,7 @@ def listed(places: Places) -> list[Trusted]:
 
 
 @contextlib.contextmanager
-def _store(places: Places, *, create: bool) -> Iterator[int]:
+def _store(places: Places, *, create: bool) -> Generator[int]:
     """The open directory of the records; only one that nobody else can write is used."""
     if create:
         os.makedirs(places.state, mode=0o700, exist_ok=True)
