@@ -257,8 +257,10 @@ def _tell_waiting(holder: str) -> None:
 
 def tell_interrupted(job: Job) -> None:
     """Offer the changes of commands whose Casemate was killed."""
+    if job.plan is None:
+        return
     try:
-        names = os.listdir(os.path.dirname(job.kept))
+        names = os.listdir(job.plan.spec.keep_base)
     except FileNotFoundError:
         return
     if names and not os.path.exists(f"{job.places.run}/locks/{job.key}"):

@@ -59,11 +59,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     degraded: tuple[str, ...]
 
 
-def plan(policy: Policy, workspace: str, facts: Facts, tops: str) -> Plan:
+def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
     """Decide the whole sandbox.
 
-    ``tops`` is a directory of this run's own for tops that do not fit into memory. Raises
-    ProtectionUnavailable with the protection, what it needs and what was found.
+    ``keep_base`` is the directory of this workspace's runs. Raises ProtectionUnavailable with the
+    protection, what it needs and what was found.
     """
     scopes: dict[str, str] = {}
     watch: dict[str, int] = {}
@@ -87,7 +87,7 @@ def plan(policy: Policy, workspace: str, facts: Facts, tops: str) -> Plan:
             needed="ABI 1 (Linux 5.13) or later",
             found="none",
         )
-    views = _views(policy, workspace, facts, tops if tops_on_disk else "")
+    views = _views(policy, workspace, facts)
     root, hide = _root(policy, facts, views)
     words = [word for word in policy.isolation.degrade if word in ("memfd-exec", "nested-userns", "ptrace")]
     if policy.network.mode == "host":
@@ -101,6 +101,8 @@ def plan(policy: Policy, workspace: str, facts: Facts, tops: str) -> Plan:
         home=dict(facts.home_files),
         binds=[*facts.caches],
         scratch=scratch,
+        keep_base=keep_base,
+        tops_on_disk=tops_on_disk,
         rlimits=rlimits,
         memory=resources.memory if "memory" in facts.controllers else None,
         pids=resources.pids if "pids" in facts.controllers else None,
@@ -172,15 +174,11 @@ def _disk(
     return min(share, limit) if limit is not None else share, writable
 
 
-def _views(policy: Policy, workspace: str, facts: Facts, tops: str) -> list[View]:
-    views: list[View] = []
+def _views(policy: Policy, workspace: str, facts: Facts) -> list[View]:
     wanted = [(workspace, policy.filesystem.workspace == "write")]
     wanted += [(path, True) for path in policy.filesystem.write]
     wanted += [(path, False) for path in policy.filesystem.read]
-    for number, (path, writable) in enumerate(wanted):
-        top = f"{tops}/{number}" if tops and writable else ""
-        views.append(View(path, path, writable, facts.owners.get(path), top))
-    return views
+    return [View(path, path, writable, facts.owners.get(path)) for path, writable in wanted]
 
 
 def _root(policy: Policy, facts: Facts, views: list[View]) -> tuple[list[list[str]], list[str]]:

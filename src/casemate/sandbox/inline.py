@@ -6,7 +6,7 @@ import os
 import time
 
 from casemate.errors import BusyError, ProtectionUnavailable
-from casemate.isolation.process.launcher import Launcher, Running, Site, remove_tree
+from casemate.isolation.process.launcher import Launcher, Running, Site
 from casemate.isolation.process.watch import Watch
 from casemate.sandbox import settle
 from casemate.sandbox.locks import WorkspaceLock
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from casemate.sandbox.job import Job
     from casemate.sandbox.result import Result
 
-__all__ = ["InlineRun", "lock_workspace", "remove_empty"]
+__all__ = ["InlineRun", "lock_workspace"]
 
 _KEEP_AFTER = 0.05  # seconds; shorter commands lose nothing that is worth a mount
 
@@ -70,9 +70,6 @@ class InlineRun:
     def _start(self) -> None:
         job, launcher = self._job, self._launcher
         assert job.plan is not None  # noqa: S101
-        for view in job.plan.spec.views:
-            if view.top:
-                os.makedirs(view.top, 0o700, exist_ok=True)
         try:
             site = self._site = launcher.prepare(job.plan.spec)
         except OSError as error:
@@ -83,23 +80,21 @@ class InlineRun:
                 needed="Linux 6.15 with user namespaces, overlayfs, tmpfs",
                 found=str(error),
             ) from error
-        pipes: list[tuple[int, int]] = []
-        pts = ""
         if job.late.tty:
-            self.terminal, self.slave, pts = launcher.open_terminal(site)
+            self.terminal, self.slave, job.late.pts = launcher.open_terminal(site)
             stdio = (-1, -1, -1)
         else:
             pipes = [os.pipe(), os.pipe(), os.pipe()]
             stdio = (pipes[0][0], pipes[1][1], pipes[2][1])
             self.stdin, self.stdout, self.stderr = pipes[0][1], pipes[1][0], pipes[2][0]
         try:
-            self._running = launcher.start(site, job.late, stdio, pts)
+            self._running = launcher.start(site, job.late, stdio)
         finally:
             for descriptor in stdio:
                 if descriptor >= 0:
                     os.close(descriptor)
         if job.plan.watch:
-            tops = [view.top for view in job.plan.spec.views if view.top]
+            tops = [site.directory] if job.plan.spec.tops_on_disk and site.tops else []
             self._watch = Watch(job.plan.watch, tops, self._running.pid)
 
     @property
@@ -118,7 +113,7 @@ class InlineRun:
         job, running = self._job, self._running
         assert running is not None  # noqa: S101
         if self._site is not None and not self._site.kept and time.monotonic() - job.began > _KEEP_AFTER:
-            self._launcher.keep(self._site, job.kept, job.note())
+            self._launcher.keep(self._site, job.note())
         return self._watch.exceeded() if self._watch is not None else ""
 
     def signal(self, number: int) -> None:
@@ -143,9 +138,9 @@ class InlineRun:
             settle.check_failure(job, outcome)
             full = _is_full(site.scratch)
             if site.tops and any(_not_empty(top) for top in site.tops):
-                self._launcher.keep(site, job.kept, job.note())
+                self._launcher.keep(site, job.note())
                 self._keep = True  # whatever happens before the last change is applied
-                hold = f"{job.places.state}/held/{job.key}/{os.path.basename(job.kept)}"
+                hold = f"{job.places.state}/held/{job.key}/{os.path.basename(site.directory)}"
                 applied, kept = settle.apply_tops(
                     job, site.tops, rootless=self._launcher.rootless, hold_base=hold
                 )
@@ -170,20 +165,9 @@ class InlineRun:
                 self._launcher.forget(site)
             self._launcher.discard(site)
             self._site = None
-        if not self._keep:
-            remove_tree(self._job.kept)
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-        remove_empty(os.path.dirname(self._job.kept))
-
-
-def remove_empty(directory: str) -> None:
-    """Remove a directory of state if nothing is in it."""
-    try:
-        os.rmdir(directory)
-    except OSError:
-        return
 
 
 def _not_empty(top: int) -> bool:

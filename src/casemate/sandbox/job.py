@@ -53,8 +53,6 @@ class Job(msgspec.Struct, kw_only=True):
     plan: Plan | None
     late: Late
     places: settings.Places
-    kept: str
-    """Directory in which this run's tops survive a kill, and the note beside them."""
     readable: tuple[str, ...]
     """What the sandbox may read outside the workspace: where a link may point to."""
     notes: tuple[str, ...]
@@ -78,15 +76,6 @@ class Job(msgspec.Struct, kw_only=True):
                 "views": [view.source for view in self.plan.spec.views if view.writable] if self.plan else [],
             }
         ).decode()
-
-
-_number = 0
-
-
-def _unique() -> str:
-    global _number
-    _number += 1
-    return f"{os.getpid():x}-{_number:x}-{time.time_ns():x}"
 
 
 def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Job:
@@ -116,7 +105,6 @@ def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Jo
             cwd=cwd,
             workspace=workspace,
         )
-    kept = f"{places.run if not rootless else places.state}/views/{settings.workspace_key(workspace)}/{_unique()}"
     job = Job(
         request=request,
         effective=effective,
@@ -125,7 +113,6 @@ def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Jo
         plan=None,
         late=Late(list(request.argv), {}, cwd, request.tty),
         places=places,
-        kept=kept,
         readable=(),
         notes=effective.notes,
         degraded=degraded(policy),
@@ -178,7 +165,8 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
         covers=_covers(world.masks),
         devices=(),
     )
-    job.plan = plan(policy, workspace, facts, job.kept)
+    base = places.state if rootless else places.run
+    job.plan = plan(policy, workspace, facts, f"{base}/views/{job.key}")
     job.late.env = world.env
     job.readable = (*shown, *found.binds, *world.binds, *policy.filesystem.read)
     job.notes = (*job.notes, *found.notes, *world.notes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["Group", "Hierarchies", "Limits", "detect"]
+__all__ = ["Group", "Hierarchies", "Limits", "detect", "remove_leftovers"]
 
 _V1 = ("memory", "pids", "cpu")
 
@@ -253,6 +253,25 @@ class Group:
                 return False
             del self.directories[controller]
         return True
+
+
+def remove_leftovers(parent: str) -> None:
+    """Remove groups whose launcher (the pid in their name) is dead, and the parent if it is empty then."""
+    try:
+        names = os.listdir(parent)
+    except OSError:
+        return
+    for name in names:
+        pid, dash, _ = name.partition("-")
+        try:
+            if dash and not os.path.exists(f"/proc/{int(pid, 16)}"):
+                os.rmdir(f"{parent}/{name}")
+        except (OSError, ValueError):
+            continue
+    try:
+        os.rmdir(parent)
+    except OSError:
+        return
 
 
 def _field(text: str, name: str) -> int:

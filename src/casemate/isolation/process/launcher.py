@@ -12,7 +12,7 @@ import time
 
 from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import filter as seccomp
-from casemate.isolation.process import rootfs, seal
+from casemate.isolation.process import rootfs, seal, wire
 from casemate.isolation.process.ids import UidPool
 from casemate.isolation.process.spec import Late, Spec
 from casemate.sys import cgroups, landlock, mounts, namespaces, process
@@ -20,7 +20,11 @@ from casemate.sys.bpf import Prepared as PreparedFilter
 from casemate.sys.landlock import EVERYTHING, READ, WRITE_DEVICE, Ruleset
 from casemate.sys.native import machine
 
-__all__ = ["Launcher", "Outcome", "Running", "Site"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Launcher", "Outcome", "Running", "Site", "remove_tree"]
 
 _HOME = "home/sandbox"
 
@@ -28,7 +32,20 @@ _HOME = "home/sandbox"
 class Site:
     """Everything of one sandbox that exists before its process does (and can be made ahead of need)."""
 
-    __slots__ = ("filter", "gid", "group", "joined", "kept", "ruleset", "scratch", "spec", "tops", "tree", "uid")
+    __slots__ = (
+        "directory",
+        "filter",
+        "gid",
+        "group",
+        "joined",
+        "kept",
+        "ruleset",
+        "scratch",
+        "spec",
+        "tops",
+        "tree",
+        "uid",
+    )
 
     def __init__(self, spec: Spec, uid: int, gid: int) -> None:
         self.spec = spec
@@ -41,7 +58,8 @@ class Site:
         self.joined: list[tuple[int, int]] = []
         self.ruleset: Ruleset | None = None
         self.filter: PreparedFilter | None = None
-        self.kept = ""
+        self.directory = ""  # this run's own, on disk
+        self.kept = False  # whether the tops outlive this process by now
 
 
 class Outcome:
@@ -116,8 +134,11 @@ class Launcher:
         uid = self._pool.take() if self._pool else self._own_uid
         gid = uid if self._pool else self._own_gid
         site = Site(spec, uid, gid)
+        self._counter += 1
+        name = f"{os.getpid():x}-{self._counter:x}"
+        site.directory = f"{spec.keep_base}/{name}-{time.time_ns():x}"
         try:
-            self._make_group(site)
+            self._make_group(site, name)
             self._make_tree(site)
             key = ",".join(spec.words)
             if key not in self._filters:
@@ -127,16 +148,15 @@ class Launcher:
             if ahead:
                 self._make_namespaces(site)
         except BaseException:
+            self.forget(site)
             self.discard(site)
             raise
         return site
 
-    def _make_group(self, site: Site) -> None:
+    def _make_group(self, site: Site, name: str) -> None:
         spec = site.spec
         if not self.hierarchies.base:
             return
-        self._counter += 1
-        name = f"{os.getpid():x}-{self._counter:x}"
         limits = cgroups.Limits(spec.memory, spec.pids, spec.cpu)
         try:
             site.group = cgroups.Group(self.hierarchies, name, limits)
@@ -306,20 +326,19 @@ class Launcher:
 
     def _make_top(self, site: Site, number: int) -> tuple[int, int]:
         """Make the two directories of an overlay's top; return them open."""
-        view = site.spec.views[number]
-        base = os.open(view.top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if view.top else site.scratch
-        names = ("up", "work") if view.top else (f"up{number}", f"work{number}")
+        base, prefix = site.scratch, ""
+        if site.spec.tops_on_disk:
+            prefix = f"{site.directory}/"
+            os.makedirs(site.directory, 0o700, exist_ok=True)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         handles: list[int] = []
         # The top's own mode is what the merged root directory shows.
-        shown = os.stat(view.source).st_mode & 0o777
-        for name in names:
+        shown = os.stat(site.spec.views[number].source).st_mode & 0o777
+        for name in (f"{prefix}up{number}", f"{prefix}work{number}"):
             os.mkdir(name, 0o700, dir_fd=base)
             os.chmod(name, shown, dir_fd=base)
             self._own(site, base, name)
             handles.append(os.open(name, flags, dir_fd=base))
-        if view.top:
-            os.close(base)
         site.tops.append(handles[0])
         return handles[0], handles[1]
 
@@ -353,20 +372,58 @@ class Launcher:
         slave = fcntl.ioctl(master, 0x5441, flags)  # TIOCGPTPEER: needs no path
         return master, slave, f"/dev/pts/{number}"
 
-    def start(
-        self, site: Site, late: Late, stdio: tuple[int, int, int], pts: str = "", *, receive: object = None
-    ) -> Running:
-        """Fork the child that becomes the sandbox's init. The caller keeps ``stdio`` and closes it.
+    def start(self, site: Site, late: Late, stdio: tuple[int, int, int]) -> Running:
+        """Start the command of ``late``. The caller keeps ``stdio`` (-1 each with a terminal) and closes it."""
+        self._give(site, stdio)
+        return self._fork(site, late, stdio, -1, None)
 
-        With ``receive`` (a function) the child seals itself first and then waits for its command.
-        """
-        spec = site.spec
+    def start_waiting(self, site: Site) -> tuple[Running, int]:
+        """Start a sandbox that seals itself and waits; returns it and the channel for ``hand_over``."""
+        import _socket
+
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+
+        def receive() -> tuple[Late, tuple[int, int, int]]:
+            message, descriptors = wire.receive(theirs)
+            if message is None:
+                os._exit(0)  # it was never needed
+            late = Late.from_dict(message)
+            theirs.close()
+            stdio = (descriptors[0], descriptors[1], descriptors[2]) if descriptors else (-1, -1, -1)
+            return late, stdio
+
+        running = self._fork(site, None, (-1, -1, -1), theirs.fileno(), receive)
+        theirs.close()
+        return running, ours.detach()
+
+    def hand_over(self, running: Running, channel: int, late: Late, stdio: tuple[int, int, int]) -> None:
+        """Give a waiting sandbox its command; it can be done once."""
+        import _socket
+
+        self._give(running.site, stdio)
+        running.outcome.times["fork"] = time.monotonic()
+        endpoint = _socket.socket(fileno=channel)
+        try:
+            wire.send(endpoint, late.as_dict(), [d for d in stdio if d >= 0])
+        finally:
+            endpoint.close()
+
+    def _give(self, site: Site, stdio: tuple[int, int, int]) -> None:
+        """Let the sandbox's uid open its own /dev/stdout."""
         if not self.rootless:
             for descriptor in stdio:
-                if descriptor >= 0 and not pts:
-                    # The sandbox's uid must be able to open its own /dev/stdout.
+                if descriptor >= 0:
                     os.fchown(descriptor, site.uid, site.gid)
-        parts = seal.Parts(spec, site.uid, site.gid, self.rootless)
+
+    def _fork(
+        self,
+        site: Site,
+        late: Late | None,
+        stdio: tuple[int, int, int],
+        channel: int,
+        receive: Callable[[], tuple[Late, tuple[int, int, int]]] | None,
+    ) -> Running:
+        parts = seal.Parts(site.spec, site.uid, site.gid, self.rootless)
         parts.tree = site.tree
         parts.ruleset = site.ruleset
         parts.filter = site.filter
@@ -374,17 +431,21 @@ class Launcher:
         parts.joined = site.joined
         parts.alive_read, parts.alive_write = self._alive_read, self._alive_write
         parts.stdio = stdio
-        parts.pts = pts
+        parts.channel = channel
         status_read, parts.status = os.pipe()
         parts.entrances = site.group.entrances() if site.group else []
         try:
             began = time.monotonic()
             pid, pidfd = process.fork_into(namespaces.PID)
             if pid == 0:
-                seal.become_init(parts, receive if receive is not None else late)
+                seal.become_init(parts, late, receive)
         except OSError as error:
             os.close(status_read)
-            raise SandboxError(f"cannot start the sandbox's first process: {error}", errno=error.errno) from error
+            raise SandboxError(
+                f"cannot start the sandbox's first process: {error}",
+                hint="run `casemate doctor`",
+                errno=error.errno,
+            ) from error
         finally:
             os.close(parts.status)
             for descriptor in parts.entrances:
@@ -425,33 +486,40 @@ class Launcher:
         os.close(running.status)
         return outcome
 
-    def keep(self, site: Site, directory: str, note: str) -> None:
+    def keep(self, site: Site, note: str) -> None:
         """Make the tops outlive this process: from here on a kill loses nothing of the command's work.
 
-        ``directory`` gets ``note`` and, where the tops lie on the sandbox's own file system, a mount of
-        it. Commands that end within a moment never pay for this.
+        The run's directory gets ``note`` and, where the tops lie on the sandbox's own file system, a
+        mount of it. Commands that end within a moment never pay for this.
         """
         if site.kept:
             return
-        os.makedirs(directory, 0o700, exist_ok=True)
-        handle = os.open(f"{directory}/note.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.makedirs(site.directory, 0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(f"{site.directory}/note.json", flags, 0o600)
         try:
             os.write(handle, note.encode("utf-8", "surrogateescape"))
         finally:
             os.close(handle)
-        site.kept = directory
-        if not self.rootless and any(view.writable and not view.top for view in site.spec.views):
-            os.makedirs(f"{directory}/scratch", 0o700, exist_ok=True)
-            mounts.move_mount(site.scratch, mounts.AT_FDCWD, f"{directory}/scratch")
+        site.kept = True
+        if not site.spec.tops_on_disk and site.tops:
+            os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
+            mounts.move_mount(site.scratch, mounts.AT_FDCWD, f"{site.directory}/scratch")
 
     def forget(self, site: Site) -> None:
-        """Undo ``keep``: take away its mount; the directory is its owner's to remove."""
-        if site.kept and not self.rootless:
+        """Remove the run's directory with all that is in it."""
+        if site.kept and not site.spec.tops_on_disk and site.tops:
             try:
-                mounts.unmount(f"{site.kept}/scratch")
+                mounts.unmount(f"{site.directory}/scratch")
             except OSError:
                 pass
-        site.kept = ""
+        site.kept = False
+        if site.directory:
+            remove_tree(site.directory)
+            try:
+                os.rmdir(os.path.dirname(site.directory))
+            except OSError:
+                pass
 
     def discard(self, site: Site) -> None:
         """Let go of all that ``prepare`` made. Every process must be dead; tops are gone after this."""
@@ -483,10 +551,7 @@ class Launcher:
         self._templates.clear()
         self._maps.clear()
         for parent in self.hierarchies.parents():
-            try:
-                os.rmdir(parent)
-            except OSError:
-                continue
+            cgroups.remove_leftovers(parent)
 
 
 def _make_below_tmp(tree: int, target: str) -> None:

@@ -18,6 +18,10 @@ from casemate.sys import mounts, namespaces, process
 from casemate.sys.bpf import Prepared as PreparedFilter
 from casemate.sys.landlock import EVERYTHING, Ruleset
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["Parts", "become_init"]
 
 # Below /proc, what acts on the whole machine: read-only for everyone, root's own sandboxes included
@@ -43,11 +47,11 @@ class Parts:
     __slots__ = (
         "alive_read",
         "alive_write",
+        "channel",
         "entrances",
         "filter",
         "gid",
         "joined",
-        "pts",
         "rootless",
         "ruleset",
         "spec",
@@ -71,26 +75,27 @@ class Parts:
         self.alive_read = -1
         self.alive_write = -1
         self.status = -1
+        self.channel = -1  # on which a waiting sandbox gets its command
         self.stdio: tuple[int, int, int] = (-1, -1, -1)
-        self.pts = ""
         self.start_block: process.StartBlock | None = None
 
 
-def become_init(parts: Parts, receive_late: object) -> None:
+def become_init(parts: Parts, late: Late | None, receive: Callable[[], tuple[Late, tuple[int, int, int]]] | None) -> None:
     """Seal the calling process, obtain the command, run it, report, end. Never returns.
 
-    ``receive_late`` is a ``Late`` or a function without arguments that waits for one (a slot); it is
-    called in the sealed process.
+    Without ``late``, ``receive`` waits for the command and its streams; it is called when all is sealed.
     """
     step = ["start"]
-    status = parts.status
     try:
-        keep = _seal(parts, step, slot=not isinstance(receive_late, Late))
+        _seal(parts, step)
         step[0] = "command"
-        late, status, stdio = _command(parts, receive_late, keep)
-        code = _serve(late, status, stdio, parts.pts)
+        stdio = parts.stdio
+        if late is None:
+            assert receive is not None  # noqa: S101
+            late, stdio = receive()
+        code = _serve(late, parts.status, stdio)
     except BaseException as error:
-        _report_failure(status, step[0], error)
+        _report_failure(parts.status, step[0], error)
         code = 1
     os._exit(code)
 
@@ -105,8 +110,8 @@ def _report_failure(status: int, step: str, error: BaseException) -> None:
         return
 
 
-def _seal(parts: Parts, step: list[str], *, slot: bool) -> list[int]:
-    """Every step up to and including seccomp; returns the descriptors that stay open."""
+def _seal(parts: Parts, step: list[str]) -> None:
+    """Every step up to and including seccomp. ``step`` names the one that is under way."""
     spec = parts.spec
     os.close(parts.alive_write)
     if parts.start_block is not None:
@@ -156,18 +161,16 @@ def _seal(parts: Parts, step: list[str], *, slot: bool) -> list[int]:
         parts.ruleset.allow(proc, EVERYTHING)
         parts.ruleset.enforce()
     step[0] = "descriptors"
-    if parts.stdio[0] < 0:
+    if parts.stdio[0] < 0:  # a terminal, or streams that come later
         # Nothing of the launcher's own streams comes along, its terminal least of all.
         null = os.open("/dev/null", os.O_RDWR)
         for target in (0, 1, 2):
             os.dup2(null, target)
-    keep = [parts.status] if slot else [parts.status, *parts.stdio]
-    keep = [descriptor for descriptor in keep if descriptor > 2]
-    process.close_all_but(keep)
+    keep = [parts.status, parts.channel, *parts.stdio]
+    process.close_all_but([descriptor for descriptor in keep if descriptor > 2])
     step[0] = "seccomp"
     if parts.filter is not None:
         parts.filter.install()
-    return keep
 
 
 def _mount_proc(parts: Parts) -> None:
@@ -202,17 +205,7 @@ def _set_rlimits(spec: Spec) -> None:
         resource.setrlimit(kind, (limit, limit))
 
 
-def _command(
-    parts: Parts, receive_late: object, keep: list[int]
-) -> tuple[Late, int, tuple[int, int, int]]:
-    if isinstance(receive_late, Late):
-        return receive_late, parts.status, parts.stdio
-    assert callable(receive_late)  # noqa: S101
-    late, status, stdio = receive_late()
-    return late, status, stdio
-
-
-def _serve(late: Late, status: int, stdio: tuple[int, int, int], pts: str) -> int:
+def _serve(late: Late, status: int, stdio: tuple[int, int, int]) -> int:
     """Start the command, forward signals to it, reap what is orphaned, report how it ended."""
     signals = {_signal.SIGCHLD, *_FORWARDED}
     _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
@@ -226,7 +219,7 @@ def _serve(late: Late, status: int, stdio: tuple[int, int, int], pts: str) -> in
         if descriptor >= 0 and descriptor != target:
             os.dup2(descriptor, target)
     try:
-        child = _spawn(late, pts)
+        child = _spawn(late)
     except OSError as error:
         os.write(status, f"X\0{error.errno}\0{late.argv[0]}".encode("utf-8", "surrogateescape"))
         return 1
@@ -248,7 +241,7 @@ def _serve(late: Late, status: int, stdio: tuple[int, int, int], pts: str) -> in
                 continue
 
 
-def _spawn(late: Late, pts: str) -> int:
+def _spawn(late: Late) -> int:
     """posix_spawn along PATH, as execvp would; a text file without ``#!`` is given to /bin/sh."""
     name = late.argv[0]
     if "/" in name:
@@ -257,9 +250,9 @@ def _spawn(late: Late, pts: str) -> int:
         path = late.env.get("PATH", "/usr/bin:/bin")
         candidates = [f"{part or '.'}/{name}" for part in path.split(":")]
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = []
-    if late.tty and pts:
+    if late.tty:
         # Opening it as the leader of a new session makes it the controlling terminal.
-        actions.append((os.POSIX_SPAWN_OPEN, 0, pts, os.O_RDWR, 0))
+        actions.append((os.POSIX_SPAWN_OPEN, 0, late.pts, os.O_RDWR, 0))
         actions.append((os.POSIX_SPAWN_DUP2, 0, 1))
         actions.append((os.POSIX_SPAWN_DUP2, 0, 2))
     last: OSError = FileNotFoundError(2, "not found", name)

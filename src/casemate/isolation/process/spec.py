@@ -20,20 +20,19 @@ class View:
     gid that the directory's files have on disk and that become the sandbox's own (root launcher only).
     """
 
-    __slots__ = ("owner", "source", "target", "top", "writable")
+    __slots__ = ("owner", "source", "target", "writable")
 
     def __init__(
-        self, source: str, target: str, writable: bool, owner: tuple[int, int] | None, top: str = ""
+        self, source: str, target: str, writable: bool, owner: tuple[int, int] | None
     ) -> None:
         self.source = source
         self.target = target
         self.writable = writable
         self.owner = owner
-        self.top = top
 
     def as_list(self) -> list[object]:
         """The JSON form."""
-        return [self.source, self.target, self.writable, self.owner, self.top]
+        return [self.source, self.target, self.writable, self.owner]
 
 
 class Spec:
@@ -41,8 +40,9 @@ class Spec:
 
     ``root`` is the list of entries of the root file system (see ``rootfs``); ``home`` maps file names
     below HOME to their content; ``binds`` are ``(source, target)`` writable host directories (caches);
-    ``scratch`` is the size in bytes of the private writable file system that holds /tmp, HOME and,
-    where a view names no ``top`` of its own, the tops of the views. ``hide`` are paths below views that are
+    ``scratch`` is the size in bytes of the private writable file system that holds /tmp, HOME and, unless
+    ``tops_on_disk``, the tops of the views. ``keep_base`` is the directory below which each run of this
+    spec gets one of its own, for tops that lie on disk or have to outlive the launcher. ``hide`` are paths below views that are
     covered where they exist.
     """
 
@@ -53,6 +53,7 @@ class Spec:
         "hide",
         "home",
         "hostname",
+        "keep_base",
         "landlock",
         "memfd_exec",
         "memory",
@@ -62,6 +63,7 @@ class Spec:
         "rlimits",
         "root",
         "scratch",
+        "tops_on_disk",
         "views",
         "words",
     )
@@ -74,6 +76,8 @@ class Spec:
         home: dict[str, str],
         binds: list[tuple[str, str]],
         scratch: int,
+        keep_base: str,
+        tops_on_disk: bool,
         rlimits: dict[str, int],
         memory: int | None,
         pids: int | None,
@@ -92,6 +96,8 @@ class Spec:
         self.home = home
         self.binds = binds
         self.scratch = scratch
+        self.keep_base = keep_base
+        self.tops_on_disk = tops_on_disk
         self.rlimits = rlimits
         self.memory = memory
         self.pids = pids
@@ -117,9 +123,9 @@ class Spec:
         fields = _record(data, set(cls.__slots__))
         views: list[View] = []
         for item in _list(fields["views"]):
-            source, target, writable, owner, top = _row(item, 5)
+            source, target, writable, owner = _row(item, 4)
             pair = None if owner is None else _pair(owner)
-            views.append(View(_text(source), _text(target), _flag(writable), pair, _text(top)))
+            views.append(View(_text(source), _text(target), _flag(writable), pair))
         rlimits = {_text(key): _number(value) for key, value in _mapping(fields["rlimits"]).items()}
         if not set(rlimits) <= set(_RLIMITS):
             raise _bad("rlimits")
@@ -132,6 +138,8 @@ class Spec:
             home={_text(k): _text(v) for k, v in _mapping(fields["home"]).items()},
             binds=[(_text(a), _text(b)) for a, b in (_row(item, 2) for item in _list(fields["binds"]))],
             scratch=_number(fields["scratch"]),
+            keep_base=_text(fields["keep_base"]),
+            tops_on_disk=_flag(fields["tops_on_disk"]),
             rlimits=rlimits,
             memory=_optional(fields["memory"]),
             pids=_optional(fields["pids"]),
@@ -148,19 +156,23 @@ class Spec:
 
 
 class Late:
-    """The command: what may be said to a sandbox that is sealed already."""
+    """The command: what may be said to a sandbox that is sealed already.
 
-    __slots__ = ("argv", "cwd", "env", "tty")
+    ``pts`` is the path inside of the command's own terminal; the launcher fills it in when ``tty`` is set.
+    """
 
-    def __init__(self, argv: list[str], env: dict[str, str], cwd: str, tty: bool) -> None:
+    __slots__ = ("argv", "cwd", "env", "pts", "tty")
+
+    def __init__(self, argv: list[str], env: dict[str, str], cwd: str, tty: bool, pts: str = "") -> None:
         self.argv = argv
         self.env = env
         self.cwd = cwd
         self.tty = tty
+        self.pts = pts
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
-        return {"argv": self.argv, "env": self.env, "cwd": self.cwd, "tty": self.tty}
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_dict(cls, data: object) -> Late:
@@ -170,7 +182,7 @@ class Late:
         if not argv:
             raise _bad("argv")
         env = {_text(key): _text(value) for key, value in _mapping(fields["env"]).items()}
-        return cls(argv, env, _text(fields["cwd"]), _flag(fields["tty"]))
+        return cls(argv, env, _text(fields["cwd"]), _flag(fields["tty"]), _text(fields["pts"]))
 
 
 def _bad(what: str) -> SandboxError:
