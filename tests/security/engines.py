@@ -48,14 +48,19 @@ class Outcome:
                     found[record["act"]] = record
         return found
 
+    @property
+    def applied(self) -> dict[str, Any]:
+        """What became of the changes, from the report."""
+        value: dict[str, Any] = self.report.get("applied", {})
+        return value
+
     def says(self, word: str) -> list[str]:
         """The progress lines ``@@word ...``."""
         return [line.strip() for line in self.stdout.splitlines() if line.strip().startswith("@@" + word)]
 
     def brief(self) -> str:
-        keep = {
-            key: self.report.get(key) for key in ("exit_code", "limit", "error", "held") if key in self.report
-        }
+        names = ("exit-code", "limit", "error", "applied")
+        keep = {name: self.report[name] for name in names if name in self.report}
         return (
             f"exit {self.code} after {self.seconds:.2f} s; report {json.dumps(keep)[:600]}; "
             f"stdout {self.stdout[-700:]!r}; stderr {self.stderr[-500:]!r}"

@@ -94,7 +94,7 @@ def planted_hook(seen: Seen) -> Parts:
 def envrc_and_bin(seen: Seen) -> Parts:
     """.envrc must not arrive; a changed executable may arrive if the report names it."""
     carried = seen.scene.carries()
-    listed = str(seen.outcome.report.get("executables", []))
+    listed = str(seen.outcome.applied.get("executables", []))
     return {
         ".envrc": ".envrc" in carried,
         "eslint": "node_modules/.bin/eslint" in carried and "node_modules/.bin/eslint" not in listed,

@@ -13,7 +13,6 @@ from tests.security.engines import (
     Casemate,
     Engine,
     Nothing,
-    Outcome,
     PrivateMounts,
     Request,
     acts_command,
@@ -93,8 +92,9 @@ def _flags(row: Row, engine_name: str, scene: Scene) -> tuple[str, ...]:
     return ()
 
 
-def _validity(row: Row, outcome: Outcome, scene: Scene, engine: Engine) -> str:
+def _validity(row: Row, seen: Seen) -> str:
     """Why the run says nothing, or the empty string."""
+    outcome, scene, engine = seen.outcome, seen.scene, seen.engine
     records = outcome.records
     for act in row.acts:
         record = records.get(act)
@@ -102,7 +102,7 @@ def _validity(row: Row, outcome: Outcome, scene: Scene, engine: Engine) -> str:
             return f"{act} did not report"
         if record is not None and "crash" in record:
             return f"{act} crashed: {record['crash']}"
-    if row.may_die and not records and not outcome.says(""):
+    if row.may_die and not records and not outcome.says("") and not seen.watched.get("most"):
         return "the probe did not start"
     if engine.sandboxed and row.alive and isinstance(engine, Casemate):
         alive = scene.ws / "alive.txt"
@@ -133,8 +133,9 @@ def run_row(row: Row, world: World, engine_name: str) -> Verdict:
                 watched["most"] = census.most
             else:
                 outcome = engine.run(request)
-        parts = row.judge(Seen(scene, outcome, engine, watched))
-        invalid = _validity(row, outcome, scene, engine)
+        seen = Seen(scene, outcome, engine, watched)
+        parts = row.judge(seen)
+        invalid = _validity(row, seen)
         evidence = f"watched {watched}; {outcome.brief()}"
         return Verdict(row.id, world.mode, engine_name, parts, invalid, evidence, outcome.seconds)
     finally:

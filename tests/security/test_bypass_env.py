@@ -70,7 +70,7 @@ def test_hostile_python_environment(casemate: Runner, scene: Scene) -> None:
     # The control: an ordinary Python start does run them.
     subprocess.run(
         [*drop_to(scene.world.uid), PYTHON, "-c", "import json"], check=False, capture_output=True,
-        env={**scene.world.environment(), **env, "PYTHONINSPECT": "", "PYTHONWARNINGS": ""},
+        env={**scene.world.environment(), **{name: env[name] for name in ("PYTHONPATH", "PYTHONUSERBASE")}},
     )  # fmt: skip
     ran = {path.name for path in marks.iterdir()}
     assert {"path-sitecustomize", "pth-base"} <= ran, ran
@@ -103,7 +103,7 @@ def test_variables_that_run_code_stay_outside(casemate: Runner, scene: Scene) ->
         "GIT_SSH_COMMAND": "x", "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.fsmonitor",
         "GIT_CONFIG_VALUE_0": "x", "SSH_AUTH_SOCK": "/nowhere/agent",
         "DBUS_SESSION_BUS_ADDRESS": "unix:path=/n",
-        "DOCKER_HOST": "unix:///nowhere", "XDG_RUNTIME_DIR": "/nowhere/run", "WAYLAND_DISPLAY": "w",
+        "DOCKER_HOST": "unix:///nowhere", "WAYLAND_DISPLAY": "w",
         "DISPLAY": ":0", "XAUTHORITY": "/nowhere/x", "KUBECONFIG": "/nowhere/k", "NPM_TOKEN": "t",
         "ANTHROPIC_API_KEY": "t", "OPENAI_API_KEY": "t", "MY_PASSWORD": "t", "PIP_INDEX_URL": "https://u:pw@h.example/s",
     }  # fmt: skip
@@ -113,7 +113,6 @@ def test_variables_that_run_code_stay_outside(casemate: Runner, scene: Scene) ->
         for line in outcome.records["procs.own_environ"]["data"].splitlines()
         if "=" in line
     )
-    inside.pop("XDG_RUNTIME_DIR", None) if inside.get("XDG_RUNTIME_DIR") != "/nowhere/run" else None
     passed = {name for name in variables if inside.get(name) == variables[name]}
     assert not passed, passed
     assert "pw@" not in str(inside), "a credential in an index URL was passed"
@@ -177,34 +176,63 @@ def test_closed_standard_descriptors(casemate: Runner, scene: Scene) -> None:
 
 
 def test_standard_descriptors_are_streams(casemate: Runner, scene: Scene) -> None:
-    """A directory as stdin opens nothing, and a file as stdout cannot be read, cut or overwritten."""
-    log = scene.ws.parent / "log.txt"
-    python = acts_command(scene, ["procs.standard_descriptors"], below=f"{scene.outside}/target.txt")
-    # Python itself refuses to start on a directory, so it gets what was stdin as descriptor 9.
+    """The caller's files as stdin and stdout are streams inside: not to be cut, overwritten or reread."""
+    source, log = scene.ws.parent / "source.txt", scene.ws.parent / "log.txt"
+    python = acts_command(scene, ["procs.standard_descriptors"])
     argv = ["/bin/sh", "-c", 'exec 9<&0 </dev/null; exec "$@"', "sh", *python]
 
     def run(engine: Engine) -> dict[str, dict[str, object]]:
-        log.write_text("what was there before\n")
-        log.chmod(0o600)
-        os.chown(log, scene.world.uid, scene.world.uid)
-        root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
-        handle = os.open(log, os.O_RDWR)
-        os.lseek(handle, 0, os.SEEK_END)
+        handles = []
+        for path in (source, log):
+            path.write_text("what was there before\n")
+            path.chmod(0o600)
+            os.chown(path, scene.world.uid, scene.world.uid)
+            handles.append(os.open(path, os.O_RDWR))
+            os.lseek(handles[-1], 0, os.SEEK_END)
         try:
-            engine.run(Request(scene, argv, stdin=root, stdout=handle))
+            engine.run(Request(scene, argv, stdin=handles[0], stdout=handles[1]))
         finally:
-            os.close(root)
-            os.close(handle)
+            for handle in handles:
+                os.close(handle)
         result: dict[str, dict[str, object]] = json.loads((scene.ws / "descriptors.json").read_text())
         (scene.ws / "descriptors.json").unlink()
         return result
 
     got = run(ENGINE)
     assert not [name for name, value in got.items() if value["ok"]], got
+    assert source.read_text() == "what was there before\n"
     text = log.read_text()
     assert text.startswith("what was there before\n"), text
     assert "@@ {" in text, "the output itself arrives"
-    info = log.stat()
-    assert (info.st_uid, info.st_mode & 0o777) == (scene.world.uid, 0o600), "owner or mode changed"
+    for path in (source, log):
+        info = path.stat()
+        assert (info.st_uid, info.st_mode & 0o777) == (scene.world.uid, 0o600), "owner or mode changed"
     control = run(Nothing())
     assert all(value["ok"] for value in control.values()), control
+
+
+def test_directory_as_standard_input(casemate: Runner, scene: Scene) -> None:
+    """A directory of the host as stdin is no way to the files below it."""
+    name = f"{scene.outside}/target.txt".lstrip("/")
+    argv = ["/bin/sh", "-c", f"cat /proc/self/fd/0/{name}; cd /proc/self/fd/0/ && cat {name}"]
+    for engine, seen in ((ENGINE, False), (Nothing(), True)):
+        root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            outcome = engine.run(Request(scene, argv, stdin=root))
+        finally:
+            os.close(root)
+        assert ("untouched" in outcome.stdout) is seen, outcome.brief()
+
+
+def test_unusable_state_directory(casemate: Runner, scene: Scene) -> None:
+    """State that cannot be made stops the run with Casemate's own code, and without a traceback."""
+    if scene.world.uid == 0:
+        # Root's state has a fixed place, which no variable moves.
+        outcome = casemate("/bin/echo", "started", env={"XDG_RUNTIME_DIR": "/nowhere/run"})
+        assert outcome.code == 0, outcome.brief()
+        return
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        outcome = casemate("/bin/echo", "started", env={name: "/proc/nowhere"})
+        assert outcome.code == 125, outcome.brief()
+        assert "started" not in outcome.stdout
+        assert "Traceback" not in outcome.stderr, outcome.stderr

@@ -182,7 +182,7 @@ def test_ordinary_work_arrives(casemate: Runner, scene: Scene) -> None:
     assert (scene.ws / "build/final/a.txt").read_text() == scene.token
     assert os.readlink(scene.ws / "build/latest") == "final/a.txt"
     assert (scene.ws / "run.sh").stat().st_mode & 0o111
-    assert "run.sh" in str(outcome.report.get("executables")), "a changed executable is named"
+    assert "run.sh" in str(outcome.applied.get("executables")), "a changed executable is named"
 
 
 def test_nothing_of_the_sandbox_stays_in_the_workspace(casemate: Runner, scene: Scene) -> None:

@@ -87,7 +87,7 @@ def test_no_vector_runs_a_program(casemate: Runner, scene: Scene) -> None:
                 assert ran == set(VECTORS), f"no control for {set(VECTORS) - ran}; {outcome.brief()}"
             else:
                 assert not ran, f"git ran a program by way of {sorted(ran)}; {outcome.brief()}"
-                assert outcome.report.get("held"), "what was held back must be listed"
+                assert outcome.applied.get("held"), "what was held back must be listed"
     finally:
         control.close()
 

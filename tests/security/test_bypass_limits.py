@@ -65,7 +65,8 @@ def test_disk_by_many_files(casemate: Runner, scene: Scene) -> None:
     outcome = casemate(*argv, flags=("--disk", "256M"))
     assert not outcome.records.get("limits.write_file", {}).get("ok"), outcome.brief()
     size = sum(path.stat().st_blocks * 512 for path in scene.ws.glob("part*"))
-    assert size <= 260 << 20, size
+    # Where the host measures and kills, some of it gets past before it looks.
+    assert size <= (260 << 20 if scene.world.uid == 0 else 360 << 20), size
     for path in scene.ws.glob("part*"):
         path.unlink()
     fits = casemate.acts("limits.write_file", mib=100, files=files[:10], hold=0.0, flags=("--disk", "256M"))

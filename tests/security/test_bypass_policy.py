@@ -67,7 +67,7 @@ def test_empty_lists_mean_nothing(casemate: Runner, scene: Scene) -> None:
 
 def test_grants_of_a_project_file_do_not_count(casemate: Runner, scene: Scene) -> None:
     """casemate.toml in the workspace gets no network, path, variable or word; the operator's file does."""
-    text = GRANTS.format(read=f"{scene.world.home}/.aws", outside=scene.outside, words=', "network=host"')
+    text = GRANTS.format(read=f"{scene.world.home}/.aws", outside=scene.outside, words="")
     acts = ("files.read_paths", "files.outside_write", "procs.own_environ", "net.tcp", "kernel.memfd_exec")
     paths = [f"{scene.world.home}/.aws/credentials"]
     (scene.ws / "casemate.toml").write_text(text)
@@ -185,7 +185,7 @@ def test_the_commands_own_directory_widens_nothing(casemate: Runner, scene: Scen
 
 def test_a_home_variable_does_not_move_the_guard(casemate: Runner, scene: Scene) -> None:
     """HOME set to somewhere else by the caller's environment does not open the real one's neighbours."""
-    fake = scene.ws / "fakehome"
+    fake = scene.ws.parent / "fakehome"
     fake.mkdir()
     os.chown(fake, scene.world.uid, scene.world.uid)
     paths = [f"{scene.world.home}/.ssh/id_rsa"]

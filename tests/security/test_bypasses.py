@@ -221,11 +221,12 @@ def test_setuid_programs_gain_nothing(casemate: Runner, scene: Scene) -> None:
     """A setuid-root program of the host runs as the caller inside; bare it runs as root."""
     import shutil
 
-    program = scene.world.base / "setuid-id"
+    program = scene.world.base / "programs/setuid-id"
+    program.parent.mkdir()
     shutil.copy("/usr/bin/id", program)
     program.chmod(0o4755)
     try:
-        flags = ("--read", str(program))
+        flags = ("--read", str(program.parent))
         record = casemate.acts("procs.setuid_program", flags=flags, programs=[str(program)])
         ran = record.records["procs.setuid_program"]
         assert ran["uid"] != 0 or scene.world.uid != 0
@@ -235,7 +236,7 @@ def test_setuid_programs_gain_nothing(casemate: Runner, scene: Scene) -> None:
             bare = casemate.bare("procs.setuid_program", programs=[str(program)])
             assert bare.records["procs.setuid_program"]["ran"][str(program)] == "0"
     finally:
-        program.unlink()
+        shutil.rmtree(program.parent)
 
 
 def test_memfd_by_its_word_only(casemate: Runner, scene: Scene) -> None:

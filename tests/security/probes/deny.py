@@ -1,7 +1,8 @@
 """``deny.py ERRNO CALL,CALL... -- COMMAND...``: a host on which some system calls are refused.
 
 Stands for a hardened container: installs a small filter that answers the named calls with ERRNO, then
-becomes the command. ``clone`` means clone with any namespace flag. Nothing else changes.
+becomes the command. ``clone`` means clone with any namespace flag, ``prctl`` its option that installs
+filters. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ def main() -> None:
                 (0x15, 0, 3, number),
                 (0x20, 0, 0, 16),
                 (0x45, 0, 1, NAMESPACES),
+                (0x06, 0, 0, 0x00050000 | code),
+                (0x20, 0, 0, 0),
+            ]
+        elif name == "prctl":
+            # Only the option that installs filters.
+            program += [
+                (0x15, 0, 3, number),
+                (0x20, 0, 0, 16),
+                (0x15, 0, 1, 22),
                 (0x06, 0, 0, 0x00050000 | code),
                 (0x20, 0, 0, 0),
             ]
