@@ -34,22 +34,23 @@ TABLE: dict[str, str] = {
     GIT: ".git git~1 .gitmodules gitmod~1 .gitconfig .lfsconfig",
     "vcs": ".hg/hgrc* .hg/sharedpath .jj/repo/config* .sl/config*",
     "hooks": (
-        ".husky .githooks .pre-commit-config.yaml .pre-commit-config.yml lefthook.* .lefthook.* lefthook-local.* "
-        ".lefthook-local.* .lefthook .lefthook-local .overcommit.yml .overcommit .lintstagedrc*"
+        ".husky .githooks .pre-commit-config.yaml .pre-commit-config.yml lefthook.* .lefthook.* "
+        "lefthook-local.* .lefthook-local.* .lefthook .lefthook-local .overcommit.yml .overcommit "
+        ".lintstagedrc*"
     ),
     "shell": (
-        ".bashrc .bash_profile .bash_login .bash_logout .bash_aliases .profile .login .logout .zshrc .zshenv "
-        ".zprofile .zlogin .zlogout .kshrc .mkshrc .cshrc .tcshrc .inputrc .xprofile .xinitrc .xsession "
-        ".xsessionrc .pam_environment config.fish fish/conf.d .tmux.conf .screenrc"
+        ".bashrc .bash_profile .bash_login .bash_logout .bash_aliases .profile .login .logout .zshrc "
+        ".zshenv .zprofile .zlogin .zlogout .kshrc .mkshrc .cshrc .tcshrc .inputrc .xprofile .xinitrc "
+        ".xsession .xsessionrc .pam_environment config.fish fish/conf.d .tmux.conf .screenrc"
     ),
     "directory": (
         ".envrc* .direnvrc .autoenv* .zautoenv .localrc .shadowenv.d mise.toml .mise.toml mise.*.toml "
         ".mise.*.toml .mise .rtx.toml .asdfrc"
     ),
     "start-up": (
-        ".gdbinit .lldbinit .pdbrc .pdbrc.py .irbrc .pryrc .rprofile .renviron .ghci .ripgreprc .ackrc .exrc "
-        ".vimrc .gvimrc .nvimrc .nvim.lua .lvimrc .vimrc.local .vimspector.json .ycm_extra_conf.py .emacs "
-        ".emacs.d .dir-locals.el .dir-locals-2.el"
+        ".gdbinit .lldbinit .pdbrc .pdbrc.py .irbrc .pryrc .rprofile .renviron .ghci .ripgreprc .ackrc "
+        ".exrc .vimrc .gvimrc .nvimrc .nvim.lua .lvimrc .vimrc.local .vimspector.json .ycm_extra_conf.py "
+        ".emacs .emacs.d .dir-locals.el .dir-locals-2.el"
     ),
     "editor": (
         ".vscode .vscode-* .idea .fleet .zed .nova .vs .devcontainer* *.code-workspace *.sublime-project "
@@ -58,23 +59,24 @@ TABLE: dict[str, str] = {
     "agent": (
         ".mcp.json mcp.json .claude .claude.json .claude-* .codex .agents .cursor .gemini .qwen .windsurf "
         ".kiro .trae .junie .roo .roomodes .cline .kilocode .kilocodemodes .continue .continuerc.json "
-        ".amazonq .augment .amp .goose .opencode opencode.json opencode.jsonc .crush .crush.json crush.json "
-        ".factory .openhands .copilot .aider.* .github/hooks"
+        ".amazonq .augment .amp .goose .opencode opencode.json opencode.jsonc .crush .crush.json "
+        "crush.json .factory .openhands .copilot .aider.* .github/hooks"
     ),
     "package": (
-        ".npmrc .yarnrc .yarnrc.* .yarn/releases .yarn/plugins .pnpmfile.* pnpmfile.js .pnpmrc bunfig.toml "
-        ".bunfig.toml pip.conf pip.ini .pip .pypirc uv.toml poetry.toml .condarc .mambarc .cargo/config "
-        ".cargo/config.toml .cargo/credentials* .gemrc .bundle/config .gem/credentials nuget.config "
-        ".m2/settings*.xml .mvn .terraformrc terraform.rc .docker/config.json .dockercfg"
+        ".npmrc .yarnrc .yarnrc.* .yarn/releases .yarn/plugins .pnpmfile.* pnpmfile.js .pnpmrc "
+        "bunfig.toml .bunfig.toml pip.conf pip.ini .pip .pypirc uv.toml poetry.toml .condarc .mambarc "
+        ".cargo/config .cargo/config.toml .cargo/credentials* .gemrc .bundle/config .gem/credentials "
+        "nuget.config .m2/settings*.xml .mvn .terraformrc terraform.rc .docker/config.json .dockercfg"
     ),
     CI: (
-        ".github/workflows .github/actions .gitea/workflows .forgejo/workflows .gitlab-ci.yml .gitlab-ci.yaml "
-        ".gitlab-ci .circleci .travis.yml .travis.yaml jenkinsfile jenkinsfile.* *.jenkinsfile azure-pipelines*.yml "
-        "azure-pipelines*.yaml .azure-pipelines .azuredevops .azure-devops bitbucket-pipelines.yml .drone.yml "
-        ".drone.star .drone.jsonnet .woodpecker .woodpecker.yml .woodpecker.yaml .buildkite appveyor.yml "
-        ".appveyor.yml .cirrus.yml .cirrus.star .semaphore .teamcity .tekton cloudbuild.yml cloudbuild.yaml "
-        "cloudbuild.json buildspec.yml buildspec.yaml .build.yml .builds wercker.yml codemagic.yaml bitrise.yml "
-        ".harness screwdriver.yaml"
+        ".github/workflows .github/actions .gitea/workflows .forgejo/workflows .gitlab-ci.yml "
+        ".gitlab-ci.yaml .gitlab-ci .circleci .travis.yml .travis.yaml jenkinsfile jenkinsfile.* "
+        "*.jenkinsfile azure-pipelines*.yml azure-pipelines*.yaml .azure-pipelines .azuredevops "
+        ".azure-devops bitbucket-pipelines.yml .drone.yml .drone.star .drone.jsonnet .woodpecker "
+        ".woodpecker.yml .woodpecker.yaml .buildkite appveyor.yml .appveyor.yml .cirrus.yml .cirrus.star "
+        ".semaphore .teamcity .tekton cloudbuild.yml cloudbuild.yaml cloudbuild.json buildspec.yml "
+        "buildspec.yaml .build.yml .builds wercker.yml codemagic.yaml bitrise.yml .harness "
+        "screwdriver.yaml"
     ),
     INSTRUCTIONS: (
         "claude.md claude.local.md agents.md agent.md agents.override.md gemini.md qwen.md .cursorrules "
@@ -144,6 +146,8 @@ class Protected:
         self._tails: dict[str, list[tuple[tuple[str, ...], Rule]]] = {}
         # Patterns with a wildcard: (pattern's components, from the root only, rule).
         self._globs: list[tuple[tuple[str, ...], bool, Rule]] = []
+        # Paths from the root, literally, by last component: (the components before it, rule).
+        self._paths: dict[str, list[tuple[tuple[str, ...], Rule]]] = {}
         for kind, names in TABLE.items():
             if ci or kind != CI:
                 for name in names.split():
@@ -179,6 +183,11 @@ class Protected:
         else:
             self._tails.setdefault(parts[-1], []).append((parts[:-1], rule))
 
+    def add_path(self, path: str) -> None:
+        """Protect one path of the workspace: the host's own configuration runs or reads it."""
+        parts = tuple(fold(part) for part in path.split("/"))
+        self._paths.setdefault(parts[-1], []).append((parts[:-1], Rule("policy", f"/{path}")))
+
     def match(self, directory: str, name: str) -> Rule | None:
         """The rule that protects ``name`` in ``directory``; that ``directory`` is unprotected is known."""
         folded = fold(name)
@@ -187,6 +196,9 @@ class Protected:
             for before, tail_rule in self._tails[folded]:
                 if _parents(directory, len(before)) == before:
                     rule = tail_rule
+        if rule is None and folded in self._paths:
+            above = tuple(map(fold, directory.split("/"))) if directory else ()
+            rule = next((path_rule for before, path_rule in self._paths[folded] if before == above), None)
         if rule is None and (self._rest or folded.startswith(self._heads) or folded.endswith(self._ends)):
             rule = self._glob(directory, folded)
         if rule is not None and rule.kind == CI and _INSTALLED.intersection(directory.split("/")):

@@ -17,7 +17,7 @@ import time
 
 import msgspec
 
-from casemate.sys.files import DIRECTORY, chmod_fd, open_beneath, xattrs
+from casemate.sys.files import DIRECTORY, birth_ns, chmod_fd, open_beneath, xattrs
 from casemate.workspace.names import join
 
 __all__ = [
@@ -103,17 +103,21 @@ def scan(
     prefix: str = "trusted.overlay.",
     redirects: bool = True,
     limits: Limits | None = None,
+    started_ns: int | None = None,
 ) -> Changes:
     """Walk the top of an overlay whose lower layer is the directory ``lower_fd``.
 
     ``prefix`` is ``user.overlay.`` for an overlay mounted with ``userxattr``. ``redirects`` says that the
-    kernel was told to follow renamed directories: only then is the attribute its own word.
+    kernel was told to follow renamed directories: only then is the attribute its own word. A directory
+    that the workspace has only since ``started_ns`` is not one that the command could have hidden.
 
     Raises OSError if the top itself cannot be read.
 
     Preconditions: every process that saw the overlay is dead.
     """
-    return _Walk(top_fd, lower_fd, prefix, redirects, limits or Limits()).run()
+    walk = _Walk(top_fd, lower_fd, prefix, redirects, limits or Limits())
+    walk.started = started_ns
+    return walk.run()
 
 
 class _Walk:
@@ -124,6 +128,7 @@ class _Walk:
         # Directories still to be read: their path, and their own place in the lower (None: a new parent).
         self.stack: list[tuple[str, str | None]] = []
         self.sources: set[str] = set()
+        self.started: int | None = None
 
     def run(self) -> Changes:
         end = time.monotonic() + self.limits.seconds
@@ -156,13 +161,20 @@ class _Walk:
             lower_mode = 0
             if beside is not None:
                 lower_fd, lower_mode = self._open_lower(beside)
-            if source != beside:
+            if source is None:
                 if lower_fd >= 0:
+                    lower_mode = 0 if self._is_new(lower_fd) else lower_mode
                     os.close(lower_fd)
                     lower_fd = -1
-                if source is not None:
-                    lower_fd = self._open_lower(source)[0]
-            if lower_fd < 0:
+            elif source != beside:
+                moved_fd = self._open_lower(source)[0]
+                if moved_fd >= 0 or lower_fd < 0:
+                    if lower_fd >= 0:
+                        os.close(lower_fd)
+                    lower_fd = moved_fd
+                else:
+                    source = beside  # an earlier, interrupted apply step has moved it already
+            elif lower_fd < 0:
                 source = None
             hides = lower_mode != 0 and source != beside
             if hides and beside is not None:
@@ -196,6 +208,9 @@ class _Walk:
         if text != path:
             self.found.hidden.add(text)
         return text
+
+    def _is_new(self, lower_fd: int) -> bool:
+        return self.started is not None and (birth_ns(lower_fd) or 0) > self.started
 
     def _open_lower(self, path: str) -> tuple[int, int]:
         """A descriptor (-1 if it is no directory) and the st_mode (0 if there is nothing)."""

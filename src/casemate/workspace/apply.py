@@ -1,0 +1,467 @@
+"""The checked step: what a command changed in its view becomes real in the workspace, or is held back.
+
+The order is: look at everything (``scan``), decide over everything (``judge``), rename directories, make
+files, then delete. Deletions come last and only if all else went well, so at no moment is something gone
+from both the workspace and the top. Whatever fails or is interrupted is still in the top, and the same
+step may be run again: what is already equal is not done twice, nor taken for a change by the host.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from casemate.errors import WorkspaceError
+from casemate.sys.files import DIRECTORY, birth_ns, open_beneath
+from casemate.workspace import held as keeping
+from casemate.workspace.content import copy, same
+from casemate.workspace.judge import Judge
+from casemate.workspace.merged import Merged, open_content, read_link
+from casemate.workspace.moves import Mover, judge_move
+from casemate.workspace.remove import Remover
+from casemate.workspace.report import (
+    CONFLICT,
+    PASS,
+    SPECIAL,
+    ApplyOptions,
+    ApplyReport,
+    Held,
+    Tally,
+    Verdict,
+)
+from casemate.workspace.scan import DIR, FILE, LINK, WHITEOUT, Change, Changes, scan
+from casemate.workspace.target import Changed, Target
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.workspace.judge import Context
+
+__all__ = ["apply", "start_time"]
+
+_STORED = {FILE: keeping.FILE_ENTRY, LINK: keeping.LINK_ENTRY, DIR: keeping.DIRECTORY_ENTRY,
+           WHITEOUT: keeping.DELETE}  # fmt: skip
+
+
+def start_time() -> int:
+    """Now, for ``ApplyOptions.started_ns``: taken before the overlay is mounted.
+
+    File times may lag behind this clock by a tick (some ms), never lead. So no change made before counts
+    as made after; one made in the tick after, before the command could see the file, may count as before.
+    """
+    return time.time_ns()
+
+
+def apply(top_fd: int, target: str, options: ApplyOptions) -> ApplyReport:
+    """Apply the changes in the top of an overlay to the workspace at ``target``, its lower layer.
+
+    ``top_fd`` is open for reading; ``target`` is the workspace's real path. Single changes that cannot be
+    applied are in the report's ``failed``. Raises WorkspaceError if nothing can be: the workspace is gone
+    or is another one, the top cannot be read.
+
+    Preconditions: every process that saw the overlay is dead.
+    """
+    began = time.perf_counter()
+    try:
+        empty = _is_empty(top_fd)
+        if empty:
+            return ApplyReport(ms=(time.perf_counter() - began) * 1e3)
+        root = os.open(target, DIRECTORY)
+    except OSError as error:
+        raise WorkspaceError(
+            f"cannot apply to {target}: {error.strerror}", code="workspace-unreadable", path=target
+        ) from error
+    try:
+        status = os.fstat(root)
+        if options.expect is not None and options.expect != (status.st_dev, status.st_ino):
+            raise WorkspaceError(
+                f"{target} is not the directory that the command ran in",
+                code="workspace-replaced",
+                hint="the changes are kept; move the old directory back, or discard them",
+                path=target,
+            )
+        tally = Tally(options.listed)
+        _Apply(top_fd, root, target, options, tally).run()
+        return tally.report((time.perf_counter() - began) * 1e3)
+    finally:
+        os.close(root)
+
+
+def _is_empty(directory: int) -> bool:
+    with os.scandir(directory) as listing:
+        return next(listing, None) is None
+
+
+class _Apply:
+    def __init__(self, top: int, root: int, workspace: str, options: ApplyOptions, tally: Tally) -> None:
+        self.top, self.root, self.options, self.tally = top, root, options, tally
+        self.started = options.started_ns
+        self.changes: Changes = scan(
+            top, root, prefix=options.xattrs, redirects=options.redirects, limits=options.limits,
+            started_ns=options.started_ns,
+        )  # fmt: skip
+        self.merged = Merged(top, root, self.changes)
+        self.judge = Judge(self.merged, workspace, options)
+        self.store = (
+            None if options.hold_dir is None else keeping.Store(options.hold_dir, options.hold_bytes)
+        )
+        self.target = Target(root, options.hold_dir)
+        self.remover = Remover(
+            self.target, self.judge, self.started, resumed=options.resumed,
+            hold=self._hold_deletion, fail=self._fail,
+        )  # fmt: skip
+        self.contexts: dict[str, Context] = {"": self.judge.root()}
+        # What passes: directories and files in order; deletions.
+        self.makes: list[tuple[Change, Verdict]] = []
+        self.deletes: list[Change] = []
+        self.moves: list[Change] = []
+        # Directories below which nothing can be made: with the reason if they are in conflict.
+        self.blocked: dict[str, Held | None] = {}
+        # Directories that take the place of what is on the host.
+        self.replacing: set[str] = set()
+        # (path, mode, mtime or None) of directories, for when they are filled.
+        self.unfinished: list[tuple[str, int, int | None]] = []
+        self.stopped = ""
+
+    def run(self) -> None:
+        if self.changes.truncated:
+            self.tally.fail("", "the changes are too many to be looked at: nothing was applied")
+            return
+        for path, code in self.changes.skipped:
+            self.tally.fail(path, code)
+        try:
+            self._judge_all()
+            self._move_all()
+            self._make_all()
+            if self.tally.failed_total:
+                # A file that could not be made may be the new home of one that would be deleted now.
+                for change in self.deletes:
+                    self.tally.fail(change.path, "not deleted, because something else failed")
+            else:
+                for change in self.deletes:
+                    self._delete(change)
+            self._finish()
+        finally:
+            self.target.close()
+            if self.store is not None:
+                self.store.close()
+
+    # -- deciding --------------------------------------------------------------------------------------
+
+    def _judge_all(self) -> None:
+        for change in self.changes.entries:
+            above = self.contexts[change.path.rpartition("/")[0]]
+            if change.kind == DIR:
+                self._judge_directory(change, above)
+                continue
+            verdict = self.judge.entry(above, change)
+            if verdict.held is not None:
+                self._hold(change, verdict.held, told=above.held is not None)
+            elif change.kind == WHITEOUT:
+                self.deletes.append(change)
+            else:
+                self.makes.append((change, verdict))
+
+    def _judge_directory(self, change: Change, above: Context) -> None:
+        context = self.judge.enter(above, change.path, change)
+        moved = change.source is not None and change.source != change.path
+        if moved and context.held is None:
+            held = judge_move(
+                self.judge, change, context, self.changes.hidden, self.options.limits.entries
+            )
+            if held is not None:
+                context = self.judge.holding(held)
+        self.contexts[change.path] = context
+        if context.held is not None:
+            if moved:
+                self.remover.keep.add(change.source or "")
+            self._hold(change, context.held, told=above.held is not None)
+            return
+        if moved:
+            self.moves.append(change)
+        self.makes.append((change, PASS))
+
+    def _hold(self, change: Change, held: Held, *, told: bool = False) -> None:
+        """Keep a change that is not applied. ``told``: the directory it is in has been reported already."""
+        if not told:
+            self.tally.hold(held.path if change.kind == DIR else change.path, held.reason, held.detail)
+        if change.kind not in _STORED or held.reason == SPECIAL:
+            return  # a socket or the like: nothing of it could be kept
+        self._keep(change, held)
+
+    def _keep(self, change: Change, held: Held) -> None:
+        if self.store is None:
+            self.tally.complete = False
+            return
+        moved = change.kind == DIR and change.source is not None and change.source != change.path
+        to = os.fsencode(change.source or "") if moved else b""
+        source = -1
+        try:
+            if change.kind == LINK:
+                to = os.fsencode(read_link(self.top, change.path))
+            elif change.kind == FILE:
+                source = open_content(self.top, change.path)
+            item = keeping.Item(
+                path=os.fsencode(change.path),
+                kind=keeping.MOVE_ENTRY if moved else _STORED[change.kind],
+                reason=held.reason, detail=held.detail, unit=os.fsencode(held.path),
+                mode=change.mode & 0o777, size=change.size if change.kind == FILE else 0,
+                mtime_ns=change.mtime_ns, since_ns=self._born(change), to=to,
+            )  # fmt: skip
+            blocks = os.fstat(source).st_blocks if source >= 0 else 0
+            self.store.keep(item, source if source >= 0 else None, blocks)
+        except keeping.Full:
+            self.tally.fail(change.path, "no room to keep what was held back")
+        except OSError as error:
+            self._fail(change.path, error)
+        finally:
+            if source >= 0:
+                os.close(source)
+
+    def _hold_deletion(self, held: Held) -> None:
+        self.tally.hold(held.path, held.reason, held.detail)
+        if self.store is None:
+            self.tally.complete = False
+            return
+        path = os.fsencode(held.path)
+        item = keeping.Item(
+            path=path, kind=keeping.DELETE, reason=held.reason, detail=held.detail, unit=path,
+            since_ns=self.started,
+        )  # fmt: skip
+        self.store.keep(item)
+
+    def _fail(self, path: str, error: OSError) -> None:
+        self.tally.fail(path, error.strerror or str(error))
+        if keeping.is_full(error):
+            self.stopped = error.strerror or "no room"
+
+    # -- doing -----------------------------------------------------------------------------------------
+
+    def _move_all(self) -> None:
+        mover = Mover(self.target, self.remover, {change.source or "" for change in self.moves})
+        for change in self.moves:
+            directory = change.path.rpartition("/")[0]
+            try:
+                self._make_above(directory)
+                held = mover.move(change, self.contexts[directory])
+            except Changed:
+                held = Held(change.path, CONFLICT, "something is in the way")
+            except OSError as error:
+                self._fail(change.path, error)
+                self.blocked[change.path] = None
+                continue
+            if held is None:
+                self.tally.change("renamed", change.path)
+            else:
+                self.remover.keep.add(change.source or "")
+                self.blocked[change.path] = held
+                self._hold(change, held)
+
+    def _make_above(self, path: str) -> None:
+        """Make the directories that a move goes into, if the command has made them too."""
+        if not path or self.target.stat(path) is not None:
+            return
+        self._make_above(path.rpartition("/")[0])
+        self.target.make_directory(path)
+
+    def _make_all(self) -> None:
+        for change, verdict in self.makes:
+            path = change.path
+            if self.stopped:
+                self.tally.fail(path, f"not tried: {self.stopped}")
+                continue
+            directory = path.rpartition("/")[0]
+            if directory in self.blocked or path in self.blocked:
+                self._make_nothing(change, directory if directory in self.blocked else path)
+                continue
+            try:
+                if change.kind == DIR:
+                    self._make_directory(change)
+                elif change.kind == LINK:
+                    self._make_link(change, verdict)
+                else:
+                    self._make_file(change, verdict)
+            except Changed:
+                held = Held(path, CONFLICT, "the host changed it as well")
+                if change.kind == DIR:
+                    self.blocked[path] = held
+                self._hold(change, held)
+            except OSError as error:
+                if change.kind == DIR:
+                    self.blocked[path] = None
+                self._fail(path, error)
+
+    def _make_nothing(self, change: Change, because: str) -> None:
+        held = self.blocked[because]
+        if change.kind == DIR:
+            self.blocked[change.path] = held
+        if held is None:
+            self.tally.fail(change.path, "its directory could not be made")
+        elif because != change.path:
+            self._keep(change, held)
+
+    def _make_directory(self, change: Change) -> None:
+        path, mode = change.path, change.mode & 0o777
+        status = self.target.stat(path)
+        moved = change.source is not None and change.source != path
+        replaces = not moved and (
+            change.hides or (change.source is None and path.rpartition("/")[0] in self.replacing)
+        )
+        if replaces:
+            self.replacing.add(path)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            if not replaces or self._host_is_newer(change, status):
+                raise Changed
+            self.target.unlink(path, status)
+            status = None
+        if status is None:
+            self.target.make_directory(path)
+            self.tally.change("replaced" if change.hides else "created", path)
+            self.unfinished.append((path, mode, change.mtime_ns))
+            return
+        if replaces:
+            index = self.merged.index
+            self.remover.children(
+                path, self.contexts[path], lambda name: f"{path}/{name}" in index
+            )
+            if change.hides:
+                self.tally.change("replaced", path)
+        before = status.st_mode & 0o777
+        wanted = before
+        if mode != change.lower_mode & 0o777 and (replaces or before == change.lower_mode & 0o777):
+            wanted = mode
+            if before != mode and not change.hides:
+                self.tally.change("mode", path)
+        if not self.target.super and before & 0o300 != 0o300:
+            self.target.finish_directory(path, before | 0o700, None)
+            before = -1
+        if wanted != before:
+            self.unfinished.append((path, wanted, None))
+
+    def _clear(self, change: Change) -> os.stat_result | None:
+        """The host's entry that a file or link replaces, if there is one; a directory is removed first."""
+        status = self.target.stat(change.path)
+        if status is None:
+            return None
+        if not stat.S_ISDIR(status.st_mode):
+            return status
+        directory = change.path.rpartition("/")[0]
+        if not stat.S_ISDIR(change.lower_mode) and directory not in self.replacing:
+            raise Changed
+        if not self.remover.tree(change.path, self.contexts[directory]):
+            raise Changed
+        return None
+
+    def _make_link(self, change: Change, verdict: Verdict) -> None:
+        to = read_link(self.top, change.path)
+        before = self._clear(change)
+        if before is not None and stat.S_ISLNK(before.st_mode) and read_link(self.root, change.path) == to:
+            return
+        if before is not None and self._host_is_newer(change, before):
+            raise Changed
+        self.target.write_link(change.path, to, change.mtime_ns, before)
+        self._made(change, before)
+        if verdict.executable:
+            self.tally.executable(change.path)
+
+    def _make_file(self, change: Change, verdict: Verdict) -> None:
+        content = verdict.content
+        source = open_content(self.top, change.path)
+        try:
+            status = os.fstat(source)
+            size = status.st_size if content is None else len(content)
+            before = self._clear(change)
+            if before is not None and self._is_equal(change, before, source, size, content):
+                return
+            if before is not None and self._host_is_newer(change, before):
+                raise Changed
+
+            def fill(fd: int) -> None:
+                if content is None:
+                    copy(source, fd, size, status.st_blocks)
+                else:
+                    _write(fd, content)
+
+            self.target.write_file(change.path, fill, change.mode, change.mtime_ns, before)
+            self.tally.bytes += min(size, status.st_blocks * 512)
+            self._made(change, before)
+            # A judged file (a sample hook) is none that somebody starts.
+            if change.mode & 0o111 and content is None:
+                self.tally.executable(change.path)
+        finally:
+            os.close(source)
+
+    def _is_equal(
+        self, change: Change, before: os.stat_result, source: int, size: int, content: bytes | None
+    ) -> bool:
+        """Whether the host has this content already: copied up for its mode only, or made by an earlier
+        try. Then at most the mode is changed.
+        """
+        if not stat.S_ISREG(before.st_mode) or before.st_size != size:
+            return False
+        if before.st_mtime_ns != change.mtime_ns:
+            return False
+        try:
+            fd = self.target.read(change.path)
+        except OSError:
+            return False
+        try:
+            equal = os.pread(fd, size + 1, 0) == content if content is not None else same(source, fd, size)
+        finally:
+            os.close(fd)
+        if not equal:
+            return False
+        mode = change.mode & 0o777
+        if before.st_mode & 0o777 == mode:
+            return True
+        if self._host_is_newer(change, before):
+            return True  # the host has chosen another mode since, and nothing is lost with ours
+        if before.st_nlink > 1:
+            return False  # by a new file: the other name may lie outside of the workspace
+        self.target.set_mode(change.path, mode, before)
+        self.tally.change("mode", change.path)
+        if mode & 0o111:
+            self.tally.executable(change.path)
+        return True
+
+    def _made(self, change: Change, before: os.stat_result | None) -> None:
+        what = "created"
+        if before is not None or stat.S_ISDIR(change.lower_mode):
+            same_kind = before is not None and stat.S_IFMT(before.st_mode) == stat.S_IFMT(change.mode)
+            what = "modified" if same_kind else "replaced"
+        self.tally.change(what, change.path)
+
+    def _born(self, change: Change) -> int:
+        """When the command made its version of an entry."""
+        if change.kind == WHITEOUT:
+            return self.started  # whiteouts share one inode
+        try:
+            fd = open_beneath(self.top, change.path, os.O_PATH | os.O_NOFOLLOW)
+        except OSError:
+            return self.started
+        try:
+            return birth_ns(fd) or self.started
+        finally:
+            os.close(fd)
+
+    def _host_is_newer(self, change: Change, status: os.stat_result) -> bool:
+        """Whether the host changed its entry after the command made (or copied up) its own."""
+        return status.st_ctime_ns > self.started and status.st_ctime_ns > self._born(change)
+
+    def _delete(self, change: Change) -> None:
+        if self.target.stat(change.path) is None:
+            return  # moved away, or gone since an earlier try
+        if self.remover.tree(change.path, self.contexts[change.path.rpartition("/")[0]]):
+            self.tally.change("deleted", change.path)
+
+    def _finish(self) -> None:
+        for path, mode, mtime_ns in reversed(self.unfinished):
+            try:
+                self.target.finish_directory(path, mode, mtime_ns)
+            except OSError as error:
+                self._fail(path, error)
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

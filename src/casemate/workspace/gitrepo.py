@@ -1,0 +1,311 @@
+"""Git repositories in a view: what of a change to one is data, and what would run on the host.
+
+A repository is any directory that git would accept as one, whatever its name: ``HEAD`` with ``objects``
+and ``refs``, or ``HEAD`` with ``commondir``. Names count from the top and from the workspace together,
+deleted ones too: a deletion may yet be held back. So no repository can be put together in two runs out
+of halves that look harmless.
+
+Data passes: objects, refs, logs, the index, messages. Configuration passes by its keys, hooks if they
+are git's own samples, files that point to another directory if that is a judged repository inside the
+workspace. What is unknown inside a ``.git`` is held back.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from casemate.workspace import gitconfig, gitfiles
+from casemate.workspace.merged import read_file
+from casemate.workspace.names import join
+from casemate.workspace.protected import GIT, fold
+from casemate.workspace.report import (
+    GIT_CONFIG,
+    GIT_HOOK,
+    GIT_LINK,
+    GIT_REPOSITORY,
+    PASS,
+    PROTECTED,
+    Held,
+    Verdict,
+)
+from casemate.workspace.scan import DIR, FILE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from casemate.workspace.merged import Merged
+    from casemate.workspace.protected import Protected
+    from casemate.workspace.scan import Change
+
+__all__ = ["GitJudge", "Place"]
+
+_SHORT = 1 << 16
+_MARKS = ("head", "objects", "refs", "commondir")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A directory inside a repository."""
+
+    #: The repository's own directory, as a path of the view.
+    root: str
+    #: Where in it we are: "" for its own directory, else such as ``objects/pack``.
+    inner: str
+    #: Called .git, or inside one: nothing unknown passes.
+    strict: bool
+
+
+class GitJudge:
+    """Judges what belongs to repositories in one view."""
+
+    def __init__(self, merged: Merged, protected: Protected, workspace: str, path: str) -> None:
+        self.merged, self.protected, self.path = merged, protected, path
+        self.workspace = workspace.rstrip("/")
+        self._marks: dict[str, set[str]] = {}
+        for change in merged.index.values():
+            directory, _, name = change.path.rpartition("/")
+            if len(name) < 12 and (name.lower() in _MARKS or not name.isascii()):
+                self._marks.setdefault(directory, set()).add(fold(name))
+        self._repositories: dict[str, bool] = {}
+        self._sound: dict[str, Held | None] = {}
+
+    # -- recognising ---------------------------------------------------------------------------------
+
+    def is_repository(self, path: str) -> bool:
+        """Whether git could take the directory for a repository once everything has been applied."""
+        known = self._repositories.get(path)
+        if known is None:
+            known = self._repositories[path] = self._marked(path, self._marks.get(path, set()))
+        return known
+
+    def _marked(self, path: str, above: set[str]) -> bool:
+        places = self._lower_places(path)
+
+        def has(name: str) -> bool:
+            return name.lower() in above or any(self.merged.lower_mode(join(at, name)) for at in places)
+
+        return has("HEAD") and ((has("objects") and has("refs")) or has("commondir"))
+
+    def _lower_places(self, path: str) -> list[str]:
+        """Where the workspace may have a part of the directory: at its own place, and where it came from."""
+        node = self.merged.find(path)
+        places = [path] if self.merged.lower_mode(path) else []
+        if node.kind == DIR and node.lower is not None and node.lower != path:
+            places.append(node.lower)
+        return places
+
+    def _in_workspace(self, path: str) -> bool:
+        """Whether the workspace alone already has a repository there."""
+
+        def has(name: str) -> bool:
+            return bool(self.merged.lower_mode(join(path, name)))
+
+        return has("HEAD") and ((has("objects") and has("refs")) or has("commondir"))
+
+    def repository(self, path: str, *, strict: bool) -> Place | Held:
+        """The place of a repository's own directory; held if the workspace's half of it is not sound."""
+        if path not in self._sound:
+            self._sound[path] = None if strict else self._unsound(path)
+        held = self._sound[path]
+        return Place(path, "", strict) if held is None else held
+
+    def _unsound(self, path: str) -> Held | None:
+        """What is there already was an ordinary directory and judged as one: judge it as a repository."""
+        for place in self._lower_places(path):
+            if place == path and self._in_workspace(place):
+                continue
+            for name in ("config", "config.worktree"):
+                if self.merged.lower_mode(join(place, name)):
+                    data = read_file(self.merged.lower, join(place, name), gitconfig.LONGEST)
+                    if data is None or self._unsafe_keys(data, path) != []:
+                        return Held(path, GIT_REPOSITORY, f"would become one, with the {name} that is there")
+            for name in gitfiles.ACTIVE:
+                if self.merged.lower_mode(join(place, name)):
+                    return Held(path, GIT_REPOSITORY, f"would become one, with the {name} that is there")
+        return None
+
+    # -- directories ---------------------------------------------------------------------------------
+
+    def enter(self, place: Place, name: str, path: str, change: Change | None) -> Place | Held | None:
+        """The place of a directory inside a repository; None: no part of it, an ordinary directory."""
+        inner = join(place.inner, name)
+        hides = change is not None and change.hides
+        if gitfiles.nested(inner) and self.is_repository(path):
+            if hides:
+                return Held(path, GIT_REPOSITORY, "in the place of what is there")
+            return self.repository(path, strict=place.strict)
+        if gitfiles.is_directory(inner) or (gitfiles.nested(inner) and place.strict):
+            if hides and "/" not in inner:
+                return Held(path, GIT_REPOSITORY, f"replaces {inner} of a repository")
+            return Place(place.root, inner, place.strict)
+        if place.strict or fold(name) in gitfiles.SPECIAL_DIRECTORIES:
+            return Held(path, GIT_REPOSITORY, f"{inner}: not a known part of a repository")
+        return None
+
+    # -- entries -------------------------------------------------------------------------------------
+
+    def entry(self, place: Place, name: str, change: Change) -> Verdict | None:
+        """The verdict over a file, link or the like in a repository; None: an ordinary file beside it."""
+        inner = join(place.inner, name)
+        kind = gitfiles.classify(inner)
+        if kind is None:
+            if place.strict or place.inner or fold(name) in gitfiles.SPECIAL_FILES:
+                return _no(change, GIT_REPOSITORY, f"{inner}: not a known part of a repository")
+            return None
+        if change.kind != FILE:
+            return _no(change, GIT_REPOSITORY, f"{inner} is no regular file")
+        if kind == gitfiles.DATA:
+            return PASS
+        if kind == gitfiles.CONFIG:
+            return self._config(place.root, change)
+        if kind == gitfiles.HOOK:
+            return self._hook(name, change)
+        data = read_file(self.merged.top, change.path, _SHORT)
+        if data is None:
+            return _no(change, GIT_REPOSITORY, f"{inner} is too long")
+        if kind in (gitfiles.COMMONDIR, gitfiles.GITDIR, gitfiles.ALTERNATES):
+            problem = self._pointer(kind, place, data)
+            return Verdict(content=data) if problem is None else _no(change, GIT_LINK, problem)
+        if not gitfiles.well_formed(kind, data):
+            return _no(change, GIT_REPOSITORY, f"{inner} has a content that git would not write")
+        return Verdict(content=data)
+
+    def _config(self, root: str, change: Change) -> Verdict:
+        data = read_file(self.merged.top, change.path, gitconfig.LONGEST)
+        if data is None:
+            return _no(change, GIT_CONFIG, "too long")
+        wrong = self._unsafe_keys(data, root)
+        if wrong is None:
+            return _no(change, GIT_CONFIG, "not understood")
+        if wrong and wrong != self._host_keys(root, change):
+            return _no(change, GIT_CONFIG, ", ".join(sorted({item.name for item in wrong}))[:200])
+        return Verdict(content=data)
+
+    def _unsafe_keys(self, data: bytes, root: str) -> list[gitconfig.Item] | None:
+        """The settings that are not safe; None if the text is not understood."""
+        try:
+            return gitconfig.unsafe(gitconfig.parse(data), lambda path: self._usable(root, path))
+        except gitconfig.Unsure:
+            return None
+
+    def _host_keys(self, root: str, change: Change) -> list[gitconfig.Item] | None:
+        """The unsafe settings that the workspace's own file has: a person has put them there."""
+        data = read_file(self.merged.lower, change.path, gitconfig.LONGEST)
+        return None if data is None else self._unsafe_keys(data, root)
+
+    def _usable(self, base: str, path: str) -> bool:
+        """Whether git may be told to keep files at ``path``: in the workspace, nowhere protected."""
+        resolved = self._resolve(base, path)
+        if not resolved:
+            return resolved is not None
+        if self.protected.judge(resolved):
+            return False
+        return not any(self.is_repository(at) for at in _prefixes(resolved))
+
+    def _hook(self, name: str, change: Change) -> Verdict:
+        if name.endswith(".sample"):
+            data = read_file(self.merged.top, change.path, _SHORT)
+            if data is not None and data == gitfiles.template_hook(name, self.path, self.workspace):
+                return Verdict(content=data)
+        return _no(change, GIT_HOOK, "not one of git's own samples")
+
+    # -- files that point elsewhere --------------------------------------------------------------------
+
+    def _resolve(self, base: str, path: str) -> str | None:
+        """A path written in a file, as a path of the view; None if it leaves the workspace or is odd.
+
+        ``base`` is the directory it is relative to. No link may be on the way.
+        """
+        if not path or "\0" in path or "\n" in path or len(path) > 4000:
+            return None
+        if path.startswith("/"):
+            if path != self.workspace and not path.startswith(self.workspace + "/"):
+                return None
+            path, base = path[len(self.workspace) :], ""
+        here = base.split("/") if base else []
+        for name in path.split("/"):
+            if name == "..":
+                if not here:
+                    return None
+                here.pop()
+            elif name not in ("", "."):
+                here.append(name)
+                if self.merged.find("/".join(here)).kind not in (DIR, FILE, ""):
+                    return None
+        return "/".join(here)
+
+    def _pointer(self, kind: str, place: Place, data: bytes) -> str | None:
+        """What is wrong with a commondir, gitdir or alternates file, or None."""
+        text = os.fsdecode(data)
+        if kind == gitfiles.ALTERNATES:
+            for line in text.splitlines():
+                if line and not line.startswith("#"):
+                    objects = self._resolve(join(place.root, "objects"), line)
+                    if line.startswith('"') or objects is None:
+                        return "leads out of the workspace"
+            return None
+        to = self._resolve(place.root, text.removesuffix("\n"))
+        if to is None:
+            return "leads out of the workspace"
+        if kind == gitfiles.GITDIR:
+            return None if to.rpartition("/")[2] == ".git" else "does not name a .git"
+        return None if self._is_sound(to) else "does not lead to a repository that passes"
+
+    def _is_sound(self, path: str) -> bool:
+        if not self.is_repository(path):
+            return False
+        strict = ".git" in path.split("/")
+        return not isinstance(self.repository(path, strict=strict), Held)
+
+    def link_file(self, change: Change) -> Verdict:
+        """A file called .git: it must name a repository in the workspace that passes itself."""
+        data = read_file(self.merged.top, change.path, _SHORT)
+        text = os.fsdecode(data or b"")
+        if not text.startswith("gitdir: "):
+            return _no(change, GIT_LINK, "not a link of git's")
+        to = self._resolve(change.path.rpartition("/")[0], text.removeprefix("gitdir: ").rstrip("\n"))
+        if to is None or not self._is_sound(to):
+            return _no(change, GIT_LINK, "does not lead to a repository in the workspace that passes")
+        return Verdict(content=data)
+
+    def modules_file(self, change: Change) -> Verdict:
+        """A .gitmodules: by its keys, as a configuration."""
+        return self._config(change.path.rpartition("/")[0], change)
+
+    # -- deletions -----------------------------------------------------------------------------------
+
+    def deletion(self, place: Place, name: str, path: str, is_dir: bool) -> Held | bool:
+        """Held, or True: the host's entry may go; False: the rules for ordinary files hold."""
+        inner = join(place.inner, name)
+        if gitfiles.may_vanish(inner, is_dir, self._is_worktree(place.root)):
+            return True
+        if not place.strict and gitfiles.classify(inner) is None and not gitfiles.is_directory(inner):
+            return False
+        return Held(path, PROTECTED, f"{GIT}: would delete {inner}")
+
+    def _is_worktree(self, root: str) -> bool:
+        return bool(self.merged.lower_mode(join(root, "commondir")))
+
+    # -- what the host's own configuration runs --------------------------------------------------------
+
+    def host_references(self) -> Iterator[str]:
+        """Paths in the workspace that its own git configuration runs or reads: as good as hooks."""
+        data = read_file(self.merged.lower, ".git/config", gitconfig.LONGEST)
+        for item in (self._unsafe_keys(data, ".git") or ()) if data is not None else ():
+            for word in (item.value or "").replace('"', " ").replace("'", " ").lstrip("!").split():
+                base = ".git" if item.section.startswith("include") else ""
+                found = self._resolve(base, word)
+                if found and self.merged.lower_mode(found):
+                    yield found
+
+
+def _no(change: Change, reason: str, detail: str) -> Verdict:
+    return Verdict(Held(change.path, reason, detail))
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition("/")[0]

@@ -1,0 +1,149 @@
+"""Where a symbolic link from the top would lead on the host.
+
+A link passes if it stays in the workspace, or leads to a place that the policy let the sandbox read and
+not write; and if it does not lead to a protected name, which would be that name by another way.
+
+It is judged as written and as resolved, through every link on the way, in the workspace as the command
+left it. What it is written like matters because the workspace goes on changing: ``..`` may only stand at
+the beginning of a relative link. There it means the real parents of the link's own directory; after a
+name, it would mean something else once that name becomes a link itself.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from casemate.workspace.names import join
+from casemate.workspace.report import LINK_OUTSIDE, LINK_PROTECTED
+from casemate.workspace.scan import DIR, LINK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.workspace.merged import Merged, Node
+    from casemate.workspace.protected import Protected
+
+__all__ = ["Links"]
+
+_MOST_LINKS = 40  # as the kernel: then it says ELOOP
+
+
+class _Stop(Exception):
+    """The verdict is no: (reason, detail)."""
+
+
+class Links:
+    """Judges links of one view. ``workspace`` is the absolute path that links may name it by."""
+
+    def __init__(
+        self, merged: Merged, protected: Protected, workspace: str, readable: tuple[str, ...]
+    ) -> None:
+        self.merged, self.protected = merged, protected
+        self.workspace = workspace.rstrip("/")
+        self.readable = tuple(root.rstrip("/") or "/" for root in readable)
+
+    def judge(self, path: str, to: str) -> tuple[tuple[str, str] | None, int]:
+        """The reason for holding a link back, if there is one, and the st_mode of what it leads to."""
+        parts = to.split("/")
+        names = [part for part in parts if part not in ("", ".")]
+        ups = 0
+        while ups < len(names) and names[ups] == "..":
+            ups += 1
+        if ".." in names[ups:] or (to.startswith("/") and ups) or not to:
+            return (LINK_OUTSIDE, "'..' after a name"), 0
+        try:
+            if to.startswith("/"):
+                if not self._names_workspace(to) and not self._is_readable("/" + "/".join(names)):
+                    return (LINK_OUTSIDE, "an absolute path that the sandbox may not read"), 0
+                return None, self._walk_host("/", names)
+            directory = path.rpartition("/")[0]
+            return None, self._walk(directory, names)
+        except _Stop as stop:
+            reason, detail = stop.args
+            return (reason, detail), 0
+
+    def _names_workspace(self, path: str) -> bool:
+        return path == self.workspace or path.startswith(self.workspace + "/")
+
+    def _is_readable(self, path: str) -> bool:
+        return any(root == "/" or path == root or path.startswith(root + "/") for root in self.readable)
+
+    def _walk(self, directory: str, names: list[str], budget: int = _MOST_LINKS) -> int:
+        """Resolve ``names`` from a directory of the view; returns the st_mode, 0 if nothing is there."""
+        here: list[Node] = [self.merged.root]
+        for name in directory.split("/") if directory else ():
+            here.append(self.merged.child(here[-1], name))
+        todo = names[::-1]
+        while todo:
+            name = todo.pop()
+            if name == "..":
+                if len(here) == 1:
+                    raise _Stop(LINK_OUTSIDE, "leads out of the workspace")
+                here.pop()
+                continue
+            if rule := self.protected.match(here[-1].path, name):
+                raise _Stop(LINK_PROTECTED, f"leads to {rule.pattern}")
+            node = self.merged.child(here[-1], name)
+            if node.kind == LINK:
+                budget -= 1
+                if budget < 0:
+                    raise _Stop(LINK_OUTSIDE, "too many links")
+                to = self.merged.target_of(node)
+                more = [part for part in to.split("/") if part not in ("", ".")]
+                if to.startswith("/"):
+                    return self._walk_host("/", more + todo[::-1], budget)
+                todo.extend(more[::-1])
+            elif node.kind == DIR:
+                here.append(node)
+            else:
+                if not todo:
+                    return node.mode
+                return self._beyond(here[-1].path, name, todo)
+        return here[-1].mode
+
+    def _beyond(self, directory: str, name: str, todo: list[str]) -> int:
+        """The rest of a path after a name where no directory is (yet)."""
+        path = join(directory, name)
+        for later in reversed(todo):
+            if later == "..":
+                raise _Stop(LINK_OUTSIDE, "'..' after a name that is no directory")
+            if rule := self.protected.match(path, later):
+                raise _Stop(LINK_PROTECTED, f"leads to {rule.pattern}")
+            path = join(path, later)
+        return 0
+
+    def _walk_host(self, start: str, names: list[str], budget: int = _MOST_LINKS) -> int:
+        """Resolve an absolute path on the host, until it ends or enters the workspace."""
+        here = start
+        todo = names[::-1]
+        mode = 0
+        while todo:
+            if here == self.workspace:
+                return self._walk("", todo[::-1], budget)
+            name = todo.pop()
+            if name == "..":
+                here = here.rpartition("/")[0] or "/"
+                continue
+            path = f"{here.rstrip('/')}/{name}"
+            try:
+                mode = os.lstat(path).st_mode
+            except OSError:
+                # Nothing there: the path can only be judged as it is written.
+                if ".." in todo:
+                    raise _Stop(LINK_OUTSIDE, "'..' after a name that is no directory") from None
+                here, mode = "/".join([path, *reversed(todo)]), 0
+                break
+            if stat.S_ISLNK(mode):
+                budget -= 1
+                if budget < 0:
+                    raise _Stop(LINK_OUTSIDE, "too many links")
+                to = os.readlink(path)
+                here = "/" if to.startswith("/") else here
+                todo.extend(part for part in reversed(to.split("/")) if part not in ("", "."))
+                continue
+            here = path
+        if here == self.workspace:
+            return stat.S_IFDIR | 0o700
+        if not self._is_readable(here):
+            raise _Stop(LINK_OUTSIDE, "leads to a path that the sandbox may not read")
+        return mode

@@ -1,0 +1,145 @@
+"""Tops of overlays for tests: from a real mount (root), or written by hand as a mount would leave them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from casemate.workspace.apply import apply, start_time
+from casemate.workspace.report import ApplyOptions, ApplyReport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOUNT = """
+set -e
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$3,$5" "$4"
+cd "$4"; shift 5
+exec "$@"
+"""
+
+
+class Stage:
+    """A workspace, the top over it, a place for what is held back, and a directory outside."""
+
+    def __init__(self, base: Path, top_base: Path | None = None) -> None:
+        self.base = base
+        self.ws = base / "ws"
+        self.hold = base / "hold"
+        self.outside = base / "outside"
+        self.upper = (top_base or base) / "top"
+        self.work = (top_base or base) / "work"
+        self.view = base / "view"
+        for directory in (self.ws, self.hold, self.outside, self.upper, self.work, self.view):
+            directory.mkdir(parents=True)
+        (self.outside / "secret").write_text("untouched\n")
+        self.user = os.geteuid() != 0
+        self.started = 0
+
+    # -- the workspace and the top by hand ---------------------------------------------------------
+
+    def lower(self, **files: str | bytes) -> None:
+        """Files of the workspace; a name with ``__`` stands for a slash."""
+        for name, content in files.items():
+            write(self.ws / name.replace("__", "/"), content)
+
+    def start(self) -> None:
+        """The moment before the command runs. Everything made so far is older."""
+        self.started = start_time()
+
+    def put(self, path: str, content: str | bytes = "", mode: int = 0o644) -> Path:
+        """A regular file of the top."""
+        file = self.upper / path
+        write(file, content)
+        file.chmod(mode)
+        return file
+
+    def link(self, path: str, to: str) -> None:
+        """A symbolic link of the top."""
+        (self.upper / path).parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(to, self.upper / path)
+
+    def whiteout(self, path: str) -> None:
+        """A whiteout of the top; needs no capability since Linux 5.8."""
+        (self.upper / path).parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(self.upper / path, stat.S_IFCHR, os.makedev(0, 0))
+
+    def mark(self, path: str, name: str, value: bytes) -> None:
+        """An attribute of overlayfs on a directory of the top."""
+        (self.upper / path).mkdir(parents=True, exist_ok=True)
+        os.setxattr(self.upper / path, self.prefix + name, value)
+
+    @property
+    def prefix(self) -> str:
+        """Whose attributes this overlay uses."""
+        return "user.overlay." if self.user else "trusted.overlay."
+
+    # -- the real thing ------------------------------------------------------------------------------
+
+    def run(self, *argv: str, env: dict[str, str] | None = None, check: bool = True) -> str:
+        """Run a command in a real overlay over the workspace, in a private mount namespace (root)."""
+        if not self.started:
+            self.start()
+        done = subprocess.run(
+            ["unshare", "-m", "--propagation", "private", "sh", "-c", _MOUNT, "sh",
+             str(self.ws), str(self.upper), str(self.work), str(self.view),
+             "volatile,redirect_dir=on,index=off,metacopy=off", *argv],
+            env={"PATH": os.environ["PATH"], **(env or {})}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0 or not check, done.stderr + done.stdout
+        subprocess.run(["rm", "-rf", str(self.work)], check=True)
+        self.work.mkdir()
+        return done.stdout
+
+    def sh(self, script: str, **how: object) -> str:
+        """``run`` a shell script."""
+        return self.run("sh", "-ec", script, **how)  # type: ignore[arg-type]
+
+    def options(self, **more: object) -> ApplyOptions:
+        """Options that fit this stage."""
+        made: dict[str, object] = {
+            "started_ns": self.started or start_time(), "xattrs": self.prefix, "redirects": not self.user,
+            "hold_dir": os.open(self.hold, os.O_RDONLY | os.O_DIRECTORY), "readable_roots": ("/usr",),
+        }  # fmt: skip
+        made.update(more)
+        return ApplyOptions(**made)  # type: ignore[arg-type]
+
+    def apply(self, **more: object) -> ApplyReport:
+        """Apply the top to the workspace."""
+        top = os.open(self.upper, os.O_RDONLY | os.O_DIRECTORY)
+        options = self.options(**more)
+        try:
+            return apply(top, str(self.ws), options)
+        finally:
+            os.close(top)
+            if options.hold_dir is not None:
+                os.close(options.hold_dir)
+
+    # -- looking ---------------------------------------------------------------------------------------
+
+    def text(self, path: str) -> str:
+        """The content of a file of the workspace."""
+        return (self.ws / path).read_text()
+
+    def exists(self, path: str) -> bool:
+        """Whether the workspace has an entry there (a dangling link counts)."""
+        return os.path.lexists(self.ws / path)
+
+
+def write(file: Path, content: str | bytes) -> None:
+    """Write a file and the directories above it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def held(report: ApplyReport) -> dict[str, str]:
+    """path -> reason."""
+    return {item.path: item.reason for item in report.held}
+
+
+def paths(report: ApplyReport) -> Sequence[tuple[str, str]]:
+    """(path, what) in order of path."""
+    return sorted((path, what) for what, path in report.changed)
