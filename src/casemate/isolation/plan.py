@@ -57,6 +57,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     scopes: dict[str, str]
     watch: dict[str, int]
     degraded: tuple[str, ...]
+    digest: str
+    """Names the specification: same digest, same sandbox but for its command."""
 
 
 def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
@@ -115,7 +117,13 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         devices=[*facts.devices],
         hide=hide,
     )
-    return Plan(spec=spec, scopes=scopes, watch=watch, degraded=tuple(degraded))
+    return Plan(spec=spec, scopes=scopes, watch=watch, degraded=tuple(degraded), digest=_digest(spec))
+
+
+def _digest(spec: Spec) -> str:
+    from _blake2 import blake2b
+
+    return blake2b(repr(sorted(spec.as_dict().items())).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def _limit_tree(

@@ -65,6 +65,10 @@ class Job(msgspec.Struct, kw_only=True):
         """The file name under which state of this workspace is kept."""
         return settings.workspace_key(self.workspace)
 
+    def check_size(self) -> None:
+        """Refuse what execve would refuse with E2BIG. Raises SandboxError (``argument-too-long``)."""
+        _check_size(self.late)
+
     def note(self) -> str:
         """The text that is kept beside the tops, for whoever finds them."""
         return msgspec.json.encode(
@@ -123,7 +127,7 @@ def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Jo
         job.late.env = dict(request.environ)
         return job
     _plan(job, hierarchies, rootless=rootless)
-    _check_size(job.late)
+    job.check_size()
     return job
 
 

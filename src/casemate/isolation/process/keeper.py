@@ -1,0 +1,351 @@
+"""The keeper: a launcher in a process of its own, for a library that must not fork.
+
+It is started clean (``python -I -S``, an environment of nothing), holds every sandbox's init by a pidfd,
+does one request after the other, and ends, with every sandbox, when its client's socket closes. Requests
+are typed and checked; nothing that a sandbox says is parsed here but init's bounded status record.
+
+A large library process cannot do this itself: fork costs it 25 ms per GiB of heap.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+import time
+
+from casemate.errors import CasemateError, SandboxError
+from casemate.isolation.process import wire
+from casemate.isolation.process.launcher import Launcher, Running, Site
+from casemate.isolation.process.spec import Late, Spec
+from casemate.isolation.process.watch import Watch
+from casemate.sys.process import pidfd_signal
+
+__all__ = ["Keeper", "main"]
+
+_KEEP_AFTER = 0.05
+_TICK = 0.05
+_MAX_POOL = 64
+
+
+class _Run:
+    """One command under way, or ended and waiting for its changes to be settled."""
+
+    __slots__ = ("limit", "note", "running", "site", "started", "watch")
+
+    def __init__(self, site: Site, running: Running, note: str, watch: Watch | None) -> None:
+        self.site = site
+        self.running: Running | None = running
+        self.note = note
+        self.watch = watch
+        self.started = time.monotonic()
+        self.limit = ""
+
+
+class _Pool:
+    """Sandboxes made ahead for one spec: sites without a process, or waiting processes."""
+
+    __slots__ = ("kind", "ready", "size")
+
+    def __init__(self, kind: str, size: int) -> None:
+        self.kind = kind
+        self.size = size
+        self.ready: list[tuple[Site, Running | None, int]] = []
+
+
+class Keeper:
+    """Serves one client. ``Preconditions:`` single-threaded, started clean."""
+
+    def __init__(self, endpoint: _socket.socket, runtime: str) -> None:
+        self._socket = endpoint
+        self._launcher = Launcher(runtime)
+        self._specs: dict[str, tuple[Spec, dict[str, int]]] = {}
+        self._pools: dict[str, _Pool] = {}
+        self._runs: dict[int, _Run] = {}
+        self._by_pidfd: dict[int, int] = {}
+        self._poll = select.poll()
+        self._poll.register(endpoint.fileno(), select.POLLIN)
+        self._refill: list[str] = []
+
+    def serve(self) -> None:
+        """Serve until the client is gone, then end every sandbox."""
+        hierarchies = self._launcher.hierarchies
+        self._tell(
+            {
+                "event": "hello",
+                "rootless": self._launcher.rootless,
+                "controllers": sorted(hierarchies.base),
+                "reasons": hierarchies.reasons,
+                "version": hierarchies.version,
+            }
+        )
+        try:
+            while self._once():
+                pass
+        finally:
+            self._end_all()
+
+    def _once(self) -> bool:
+        busy = any(run.running is not None for run in self._runs.values())
+        pause = 0.0 if self._refill else _TICK if busy and self._needs_ticks() else None
+        events = self._poll.poll(None if pause is None else pause * 1000)
+        for descriptor, _ in events:
+            if descriptor == self._socket.fileno():
+                if not self._request():
+                    return False
+            elif descriptor in self._by_pidfd:
+                self._ended(self._by_pidfd[descriptor])
+        if not events and self._refill:
+            self._fill(self._refill.pop())
+        self._tick()
+        return True
+
+    def _needs_ticks(self) -> bool:
+        now = time.monotonic()
+        return any(
+            run.running is not None and (run.watch is not None or not run.site.kept or now - run.started < 1)
+            for run in self._runs.values()
+        )
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for run in self._runs.values():
+            if run.running is None:
+                continue
+            if not run.site.kept and now - run.started > _KEEP_AFTER:
+                self._launcher.keep(run.site, run.note)
+            if run.watch is not None and not run.limit and (limit := run.watch.exceeded()):
+                run.limit = limit
+                self._launcher.kill(run.running)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _request(self) -> bool:
+        """Take one request; False at the client's end."""
+        message, descriptors = wire.receive(self._socket)
+        if message is None:
+            return False
+        number = message.get("id")
+        try:
+            self._dispatch(message, descriptors)
+        except CasemateError as error:
+            self._tell({"event": "error", "id": number, "kind": type(error).__name__, **error.as_dict()})
+        except OSError as error:
+            self._tell(
+                {
+                    "event": "error",
+                    "id": number,
+                    "kind": "SandboxError",
+                    "code": "sandbox-failed",
+                    "message": f"the sandbox could not be made: {error}",
+                    "hint": "run `casemate doctor`",
+                    "details": {"errno": error.errno},
+                }
+            )
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def _dispatch(self, message: dict[str, object], descriptors: list[int]) -> None:
+        operation = message.get("op")
+        if operation == "plan":
+            self._plan(message)
+        elif operation == "start":
+            self._start(message, descriptors)
+        elif operation == "pool":
+            self._set_pool(message)
+        elif operation == "signal":
+            run = self._runs.get(_integer(message, "id"))
+            if run is not None and run.running is not None:
+                pidfd_signal(run.running.pidfd, _integer(message, "signal"))
+        elif operation == "kill":
+            run = self._runs.get(_integer(message, "id"))
+            if run is not None and run.running is not None:
+                self._launcher.kill(run.running)
+        elif operation == "keep":
+            run = self._runs.get(_integer(message, "id"))
+            if run is not None:
+                self._launcher.keep(run.site, run.note)
+                self._tell({"event": "kept", "id": message.get("id"), "directory": run.site.directory})
+        elif operation == "settled":
+            self._settled(_integer(message, "id"), keep=message.get("keep") is True)
+        else:
+            raise SandboxError(f"unknown request {operation!r}", code="bad-request")
+
+    def _plan(self, message: dict[str, object]) -> None:
+        watch = message.get("watch")
+        if not isinstance(watch, dict):
+            raise SandboxError("malformed request: watch", code="bad-request")
+        limits = {str(name): int(value) for name, value in watch.items()}
+        self._specs[str(message.get("key"))] = (Spec.from_dict(message.get("spec")), limits)
+
+    def _start(self, message: dict[str, object], descriptors: list[int]) -> None:
+        number = _integer(message, "id")
+        key = str(message.get("key"))
+        spec, limits = self._specs[key]
+        late = Late.from_dict(message.get("late"))
+        site, running, channel = self._obtain(key, spec)
+        extra: list[int] = []
+        if late.tty:
+            stdio = (-1, -1, -1)
+            master, slave, late.pts = self._launcher.open_terminal(site)
+            extra = [master, slave]
+        else:
+            if len(descriptors) != 3:
+                raise SandboxError("malformed request: three streams were expected", code="bad-request")
+            stdio = (descriptors[0], descriptors[1], descriptors[2])
+        try:
+            if running is None:
+                running = self._launcher.start(site, late, stdio)
+            else:
+                self._launcher.hand_over(running, channel, late, stdio)
+        except BaseException:
+            self._launcher.forget(site)
+            self._launcher.discard(site)
+            raise
+        watch = None
+        if limits:
+            tops = [site.directory] if spec.tops_on_disk and site.tops else []
+            watch = Watch(limits, tops, running.pid)
+        self._runs[number] = _Run(site, running, str(message.get("note", "")), watch)
+        self._by_pidfd[running.pidfd] = number
+        self._poll.register(running.pidfd, select.POLLIN)
+        if extra:
+            self._tell({"event": "started", "id": number}, extra)
+            for descriptor in extra:
+                os.close(descriptor)
+        if key in self._pools:
+            self._refill.append(key)
+
+    def _ended(self, number: int) -> None:
+        run = self._runs[number]
+        running = run.running
+        assert running is not None  # noqa: S101
+        self._poll.unregister(running.pidfd)
+        del self._by_pidfd[running.pidfd]
+        outcome = self._launcher.reap(running)
+        run.running = None
+        facts = os.fstatvfs(run.site.scratch)
+        self._tell(
+            {
+                "event": "ended",
+                "id": number,
+                "status": outcome.status,
+                "failure": outcome.failure,
+                "spawned": outcome.spawned,
+                "events": outcome.events,
+                "times": outcome.times,
+                "rusage": outcome.rusage,
+                "limit": run.limit,
+                "directory": run.site.directory,
+                "free": facts.f_bavail * facts.f_frsize,
+                "size": facts.f_blocks * facts.f_frsize,
+            },
+            list(run.site.tops),
+        )
+
+    def _settled(self, number: int, *, keep: bool) -> None:
+        run = self._runs.pop(number, None)
+        if run is None or run.running is not None:
+            raise SandboxError("settled is only for a command that has ended", code="bad-request")
+        if not keep:
+            self._launcher.forget(run.site)
+        self._launcher.discard(run.site)
+
+    # -- pools ------------------------------------------------------------------------------------
+
+    def _set_pool(self, message: dict[str, object]) -> None:
+        key, kind = str(message.get("key")), str(message.get("kind"))
+        size = _integer(message, "size")
+        if key not in self._specs or kind not in ("prefab", "slot") or not 0 <= size <= _MAX_POOL:
+            raise SandboxError("malformed request: pool", code="bad-request")
+        pool = self._pools.setdefault(key, _Pool(kind, size))
+        pool.kind, pool.size = kind, size
+        while len(pool.ready) < size:
+            self._fill(key)
+        self._tell({"event": "pooled", "id": message.get("id")})
+
+    def _fill(self, key: str) -> None:
+        pool = self._pools.get(key)
+        if pool is None or len(pool.ready) >= pool.size:
+            return
+        spec, _ = self._specs[key]
+        try:
+            site = self._launcher.prepare(spec, ahead=True)
+            if pool.kind == "slot":
+                running, channel = self._launcher.start_waiting(site)
+                pool.ready.append((site, running, channel))
+            else:
+                pool.ready.append((site, None, -1))
+        except (CasemateError, OSError):
+            pool.size = 0  # the next start makes its own, and says what is wrong
+
+    def _obtain(self, key: str, spec: Spec) -> tuple[Site, Running | None, int]:
+        pool = self._pools.get(key)
+        while pool is not None and pool.ready:
+            site, running, channel = pool.ready.pop(0)
+            if running is None or pidfd_signal(running.pidfd, 0):
+                return site, running, channel
+            self._launcher.reap(running)  # somebody killed a waiting one
+            self._launcher.forget(site)
+            self._launcher.discard(site)
+        return self._launcher.prepare(spec), None, -1
+
+    def _end_all(self) -> None:
+        """The client is gone: no sandbox outlives it; tops with work in them stay for the next run."""
+        for pool in self._pools.values():
+            for site, running, channel in pool.ready:
+                if running is not None:
+                    os.close(channel)
+                    self._launcher.kill(running)
+                    self._launcher.reap(running)
+                self._launcher.forget(site)
+                self._launcher.discard(site)
+        for run in self._runs.values():
+            if run.running is not None:
+                self._launcher.kill(run.running)
+                self._launcher.reap(run.running)
+            if run.site.tops and not all(_empty(top) for top in run.site.tops):
+                self._launcher.keep(run.site, run.note)
+            else:
+                self._launcher.forget(run.site)
+            self._launcher.discard(run.site)
+        self._launcher.close()
+
+    def _tell(self, message: dict[str, object], descriptors: list[int] | None = None) -> None:
+        try:
+            wire.send(self._socket, message, descriptors)
+        except OSError:
+            return  # the client is gone; the next receive says so
+
+
+def _integer(message: dict[str, object], name: str) -> int:
+    value = message.get(name)
+    if type(value) is not int:
+        raise SandboxError(f"malformed request: {name}", code="bad-request", field=name)
+    return value
+
+
+def _empty(top: int) -> bool:
+    with os.scandir(top) as entries:
+        return next(entries, None) is None
+
+
+def main(argv: list[str]) -> int:
+    """``keeper FD RUNTIME``: serve the socket that was inherited as FD."""
+    import _signal
+
+    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+        # A terminal's Ctrl-C is for the client to handle; its end is what ends the keeper.
+        _signal.signal(number, _signal.SIG_IGN)
+    descriptor, runtime = int(argv[0]), argv[1]
+    os.set_inheritable(descriptor, False)
+    endpoint = _socket.socket(fileno=descriptor)
+    try:
+        keeper = Keeper(endpoint, runtime)
+    except CasemateError as error:
+        wire.send(endpoint, {"event": "error", "id": None, "kind": type(error).__name__, **error.as_dict()})
+        return 125
+    keeper.serve()
+    return 0

@@ -1,0 +1,261 @@
+"""The library's side of the keeper: one per event loop, started on first use, gone with the last sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import weakref
+
+from casemate import errors
+from casemate.errors import CasemateError, SandboxError
+from casemate.isolation.process import wire
+from casemate.isolation.process.launcher import Outcome
+from casemate.sys.cgroups import Hierarchies
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from casemate.isolation.plan import Plan
+    from casemate.isolation.process.spec import Late
+
+__all__ = ["Ended", "KeeperClient", "shared"]
+
+_BOOT = (
+    "import sys; sys.path[:0] = [sys.argv[1]]; "
+    "from casemate.isolation.process.keeper import main; sys.exit(main(sys.argv[2:]))"
+)
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, KeeperClient] = weakref.WeakKeyDictionary()
+
+
+class Ended:
+    """The end of one command: what the host saw, and the open tops, which the receiver closes."""
+
+    __slots__ = ("directory", "disk_full", "limit", "outcome", "tops")
+
+    def __init__(self, message: dict[str, object], tops: list[int]) -> None:
+        outcome = self.outcome = Outcome()
+        data: dict[str, object] = message
+        status = data.get("status")
+        outcome.status = status if isinstance(status, int) else None
+        failure = data.get("failure")
+        outcome.failure = tuple(str(word) for word in failure) if isinstance(failure, list) else None
+        outcome.spawned = data.get("spawned") is True
+        outcome.events = _integers(data.get("events"))
+        outcome.times = _floats(data.get("times"))
+        usage = data.get("rusage")
+        if isinstance(usage, list) and len(usage) == 3:
+            outcome.rusage = (float(usage[0]), float(usage[1]), int(usage[2]))
+        free, size = data.get("free"), data.get("size")
+        small = isinstance(free, int) and isinstance(size, int) and free * 50 < size and free < (1 << 20)
+        self.disk_full = small
+        self.limit = str(data.get("limit") or "")
+        self.directory = str(data.get("directory") or "")
+        self.tops = tops
+
+
+def _integers(value: object) -> dict[str, int]:
+    return {str(k): int(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def _floats(value: object) -> dict[str, float]:
+    return {str(k): float(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+class KeeperClient:
+    """Talks to one keeper from one event loop."""
+
+    def __init__(self, runtime: str) -> None:
+        self._runtime = runtime
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._number = 0
+        self._waiting: dict[int | None, asyncio.Future[tuple[dict[str, object], list[int]]]] = {}
+        self._known: set[str] = set()
+        self.users = 0
+        self.hierarchies = Hierarchies(0, {}, {})
+        self.rootless = False
+        self._starting: asyncio.Lock = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """Start the keeper if it is not there. Raises what it could not do (ProtectionUnavailable, …)."""
+        async with self._starting:
+            if self._socket is not None:
+                return
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            root = __file__.rsplit("/", 3)[0]
+            handle = os.dup(theirs.fileno())
+            os.set_inheritable(handle, True)
+            argv = [sys.executable, "-I", "-S", "-c", _BOOT, root, str(handle), self._runtime]
+            try:
+                # Nothing of the library's environment goes along: the keeper's children are sandboxes.
+                self._pid = os.posix_spawn(sys.executable, argv, {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"})
+            finally:
+                os.close(handle)
+                theirs.close()
+            ours.setblocking(False)
+            self._socket = ours
+            hello = self._expect(None)
+            asyncio.get_running_loop().add_reader(ours.fileno(), self._incoming)
+            message, _ = await hello
+            controllers, reasons = message.get("controllers"), message.get("reasons")
+            base = {str(name): "" for name in controllers} if isinstance(controllers, list) else {}
+            why = {str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {}
+            version = message.get("version")
+            self.hierarchies = Hierarchies(version if isinstance(version, int) else 0, base, why)
+            self.rootless = message.get("rootless") is True
+
+    def _expect(self, number: int | None) -> asyncio.Future[tuple[dict[str, object], list[int]]]:
+        future: asyncio.Future[tuple[dict[str, object], list[int]]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        return future
+
+    def _incoming(self) -> None:
+        assert self._socket is not None  # noqa: S101
+        try:
+            message, descriptors = wire.receive(self._socket)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            message, descriptors = None, []
+        if message is None:
+            self._lost()
+            return
+        number = message.get("id")
+        key = number if isinstance(number, int) else None
+        future = self._waiting.pop(key, None)
+        if future is None or future.cancelled():
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif message.get("event") == "error":
+            future.set_exception(_as_error(message))
+        else:
+            future.set_result((message, descriptors))
+
+    def _lost(self) -> None:
+        """The keeper has died, and every sandbox with it."""
+        self.close()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(
+                    SandboxError(
+                        "the keeper process has ended, and its sandboxes with it",
+                        code="keeper-lost",
+                        hint="the next run starts a new one",
+                    )
+                )
+        self._waiting.clear()
+
+    def _send(self, message: dict[str, object], descriptors: list[int] | None = None) -> None:
+        if self._socket is None:
+            raise SandboxError("the keeper process is not there", code="keeper-lost")
+        # A packet that does not fit right now: the keeper reads them one by one, so wait for it.
+        self._socket.setblocking(True)
+        try:
+            wire.send(self._socket, message, descriptors)
+        except OSError as error:
+            raise SandboxError(f"the keeper cannot be reached: {error}", code="keeper-lost") from error
+        finally:
+            self._socket.setblocking(False)
+
+    def know(self, plan: Plan) -> str:
+        """Tell the keeper a plan once; returns the key by which later requests name it."""
+        key = plan.digest
+        if key not in self._known:
+            self._send({"op": "plan", "key": key, "spec": plan.spec.as_dict(), "watch": plan.watch})
+            self._known.add(key)
+        return key
+
+    async def pool(self, plan: Plan, kind: str, size: int) -> None:
+        """Have ``size`` sandboxes of this plan ready: ``prefab`` (no process) or ``slot`` (waiting)."""
+        self._number += 1
+        future = self._expect(self._number)
+        self._send({"op": "pool", "id": self._number, "key": self.know(plan), "kind": kind, "size": size})
+        await future
+
+    async def start(
+        self, plan: Plan, late: Late, stdio: list[int], note: str
+    ) -> tuple[int, asyncio.Future[tuple[dict[str, object], list[int]]], list[int]]:
+        """Start a command; returns its number, the future of its end, and the pty's ends if it has one."""
+        self._number += 1
+        number = self._number
+        future = self._expect(number)
+        message: dict[str, object] = {
+            "op": "start",
+            "id": number,
+            "key": self.know(plan),
+            "late": late.as_dict(),
+            "note": note,
+        }
+        try:
+            self._send(message, stdio)
+        except CasemateError:
+            self._waiting.pop(number, None)
+            raise
+        if not late.tty:
+            return number, future, []
+        _, terminals = await future
+        return number, self._expect(number), terminals
+
+    def signal(self, number: int, signal: int) -> None:
+        """Pass a signal on to a command."""
+        self._send({"op": "signal", "id": number, "signal": signal})
+
+    def kill(self, number: int) -> None:
+        """End every process of a sandbox."""
+        self._send({"op": "kill", "id": number})
+
+    async def keep(self, number: int) -> None:
+        """Make an ended command's tops outlive the keeper."""
+        future = self._expect(number)
+        self._send({"op": "keep", "id": number})
+        await future
+
+    def settled(self, number: int, *, keep: bool) -> None:
+        """The changes have been dealt with; the keeper may throw the rest away (or not: ``keep``)."""
+        self._send({"op": "settled", "id": number, "keep": keep})
+
+    def close(self) -> None:
+        """Let the keeper go: it ends its sandboxes and itself."""
+        if self._socket is None:
+            return
+        try:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        except RuntimeError:
+            pass
+        self._socket.close()
+        self._socket = None
+        self._known.clear()
+        os.waitpid(self._pid, 0)
+
+
+def _as_error(message: dict[str, object]) -> CasemateError:
+    kind = getattr(errors, str(message.get("kind")), SandboxError)
+    details = message.get("details")
+    extra = {str(k): v for k, v in details.items()} if isinstance(details, dict) else {}
+    for name in ("code", "hint", "message"):
+        extra.pop(name, None)
+    make: Callable[..., CasemateError] = kind if issubclass(kind, CasemateError) else SandboxError
+    return make(
+        str(message.get("message")), code=str(message.get("code")), hint=str(message.get("hint") or ""), **extra
+    )
+
+
+def shared(runtime: str) -> KeeperClient:
+    """This event loop's keeper client; call ``release`` when done with it."""
+    loop = asyncio.get_running_loop()
+    client = _loops.get(loop)
+    if client is None:
+        client = _loops[loop] = KeeperClient(runtime)
+    client.users += 1
+    return client
+
+
+def release(client: KeeperClient) -> None:
+    """One user less; the last one ends the keeper."""
+    client.users -= 1
+    if client.users == 0:
+        client.close()
+        _loops.pop(asyncio.get_running_loop(), None)
