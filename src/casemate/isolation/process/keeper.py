@@ -25,6 +25,7 @@ __all__ = ["Keeper", "main"]
 
 _KEEP_AFTER = 0.05
 _TICK = 0.05
+_QUIET = 0.002
 _MAX_POOL = 64
 
 
@@ -87,7 +88,8 @@ class Keeper:
 
     def _once(self) -> bool:
         busy = any(run.running is not None for run in self._runs.values())
-        pause = 0.0 if self._refill else _TICK if busy and self._needs_ticks() else None
+        # Making sandboxes ahead waits for a quiet moment: it would keep a command's end waiting.
+        pause = _TICK if busy and self._needs_ticks() else None if busy or not self._refill else _QUIET
         events = self._poll.poll(None if pause is None else pause * 1000)
         for descriptor, _ in events:
             if descriptor == self._socket.fileno():
@@ -95,7 +97,7 @@ class Keeper:
                     return False
             elif descriptor in self._by_pidfd:
                 self._ended(self._by_pidfd[descriptor])
-        if not events and self._refill:
+        if not events and not busy and self._refill:
             self._fill(self._refill.pop())
         self._tick()
         return True

@@ -39,6 +39,7 @@ class Site:
         "group",
         "joined",
         "kept",
+        "lingering",
         "ruleset",
         "scratch",
         "spec",
@@ -54,6 +55,7 @@ class Site:
         self.tree = -1
         self.scratch = -1
         self.tops: list[int] = []
+        self.lingering: list[int] = []
         self.group: cgroups.Group | None = None
         self.joined: list[tuple[int, int]] = []
         self.ruleset: Ruleset | None = None
@@ -434,9 +436,12 @@ class Launcher:
         parts.channel = channel
         status_read, parts.status = os.pipe()
         parts.entrances = site.group.entrances() if site.group else []
+        kinds = namespaces.PID | namespaces.MOUNT
+        if not site.joined:
+            kinds |= namespaces.IPC | namespaces.UTS | (0 if site.spec.network_host else namespaces.NET)
         try:
             began = time.monotonic()
-            pid, pidfd = process.fork_into(namespaces.PID)
+            pid, pidfd = process.fork_into(kinds)
             if pid == 0:
                 seal.become_init(parts, late, receive)
         except OSError as error:
@@ -450,6 +455,12 @@ class Launcher:
             os.close(parts.status)
             for descriptor in parts.entrances:
                 os.close(descriptor)
+        # Whoever drops the last reference to a mount namespace waits for its unmounting (0.5 ms, an RCU
+        # grace period): not init on its way out, which somebody is waiting for, but ``discard``.
+        try:
+            site.lingering.append(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            pass
         running = Running(site, pid, pidfd, status_read)
         running.outcome.times["fork"] = began
         return running
@@ -481,7 +492,7 @@ class Launcher:
         outcome.rusage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024)
         _interpret(running.record, outcome)
         if running.site.group is not None:
-            outcome.events = running.site.group.events()
+            outcome.events = running.site.group.events(failed=outcome.status != 0)
         os.close(running.pidfd)
         os.close(running.status)
         return outcome
@@ -523,12 +534,13 @@ class Launcher:
 
     def discard(self, site: Site) -> None:
         """Let go of all that ``prepare`` made. Every process must be dead; tops are gone after this."""
-        descriptors = [site.tree, site.scratch, *site.tops, *(handle for handle, _ in site.joined)]
+        descriptors = [site.tree, site.scratch, *site.tops, *site.lingering]
+        descriptors += [handle for handle, _ in site.joined]
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
         site.tree = site.scratch = -1
-        site.tops, site.joined = [], []
+        site.tops, site.joined, site.lingering = [], [], []
         if site.ruleset is not None:
             site.ruleset.close()
             site.ruleset = None

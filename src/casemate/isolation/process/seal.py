@@ -120,23 +120,20 @@ def _seal(parts: Parts, step: list[str]) -> None:
     for entrance in parts.entrances:
         os.write(entrance, b"0")
     step[0] = "namespaces"
-    kinds = namespaces.MOUNT | namespaces.CGROUP
-    made = 0
+    # The child was made in new pid and mount namespaces, and in new network, IPC and UTS ones unless they
+    # were made ahead. The cgroup namespace starts at the group just entered.
     for descriptor, kind in parts.joined:
         namespaces.enter(descriptor, kind)
-        made |= kind
-    own_network = not spec.network_host and not made & namespaces.NET
-    kinds |= (namespaces.IPC | namespaces.UTS) & ~made
-    namespaces.leave(kinds | (namespaces.NET if own_network else 0))
+    namespaces.leave(namespaces.CGROUP)
     os.setsid()
     step[0] = "mounts"
     mounts.make_private()
     _mount_proc(parts)
     mounts.pivot_into(parts.tree)
     step[0] = "names"
-    if own_network:
-        namespaces.loopback_up()
-    if not made & namespaces.UTS:
+    if not parts.joined:
+        if not spec.network_host:
+            namespaces.loopback_up()
         namespaces.set_hostname(spec.hostname)
     os.umask(0o022)
     step[0] = "limits"
