@@ -15,7 +15,7 @@ import termios
 import time
 from typing import TYPE_CHECKING, Any
 
-from tests.security.lab import PYTHON, Scene, drop_to
+from tests.security.lab import PYTHON, STARTED, Scene, drop_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,6 +183,7 @@ def _run_pipes(argv: list[str], env: dict[str, str], cwd: str, request: Request)
         argv, env=env, cwd=cwd, stdin=request.stdin, stdout=request.stdout, stderr=subprocess.PIPE,
         pass_fds=request.pass_fds, start_new_session=True,
     )  # fmt: skip
+    STARTED.add(process.pid)
     try:
         out, err = process.communicate(timeout=request.timeout)
     except subprocess.TimeoutExpired:

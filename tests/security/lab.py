@@ -26,6 +26,8 @@ MODES = ("root", "uid1000")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NESTED = "sub/repo"
 DEEP = "a/b/c/d/e/repo"
+# Pids of everything that was started as Casemate: their names mark what they made on the host.
+STARTED: set[int] = set()
 
 
 class MissingPrerequisite(RuntimeError):
@@ -271,6 +273,9 @@ class Scene:
         return path
 
     def close(self) -> None:
+        from tests.security.leaks import clean
+
+        clean(self.world, self.ws)
         with contextlib.suppress(OSError):
             os.unlink(f"/tmp/{self.world.base.name}-{self.token}")
         shutil.rmtree(self.ws.parent, ignore_errors=True)

@@ -42,6 +42,8 @@ VECTORS = [
     "config_worktree",
     "worktree",
     "module",
+    "submodule_update",
+    "alias_and_pager",
     "mirror_existing",
 ]
 
@@ -90,6 +92,16 @@ def test_no_vector_runs_a_program(casemate: Runner, scene: Scene) -> None:
                 assert outcome.applied.get("held"), "what was held back must be listed"
     finally:
         control.close()
+
+
+def test_gitmodules_by_content(casemate: Runner, scene: Scene) -> None:
+    """A .gitmodules that names a program does not arrive; an ordinary one does."""
+    prepare(scene)
+    casemate.acts("git.vectors", run=f"{scene.ws.parent}/mark.sh")
+    assert not (scene.ws / "g/submodule_update/.gitmodules").exists()
+    text = '[submodule "lib"]\\n\\tpath = lib\\n\\turl = https://example.invalid/lib.git\\n'
+    outcome = casemate("/bin/sh", "-c", f"printf '{text}' >.gitmodules")
+    assert (scene.ws / ".gitmodules").exists(), outcome.brief()
 
 
 def test_two_harmless_halves_make_no_repository(casemate: Runner, scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import signal
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.security import leaks
 from tests.security.engines import ENGINE, Request, acts_command
-from tests.security.lab import PYTHON, drop_to, processes_with
+from tests.security.lab import PYTHON, STARTED, drop_to, processes_with
 
 if TYPE_CHECKING:
     from tests.conftest import Runner
@@ -42,6 +44,7 @@ def start(scene: Scene, *argv: str, flags: tuple[str, ...] = ()) -> subprocess.P
         [*drop_to(scene.world.uid), *ENGINE.argv(request)], cwd=scene.ws, env=scene.world.environment(),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
+    STARTED.add(process.pid)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line == b"started\n", line + process.stdout.read()
@@ -56,6 +59,7 @@ STUBBORN = (
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_end_of_casemate_ends_the_command(casemate: Runner, scene: Scene, number: signal.Signals) -> None:
     """kill -9 and every other end of Casemate ends the whole tree, daemons that ignore signals included."""
+    before = leaks.snapshot(scene.world)
     process = start(scene, STUBBORN)
     assert len(alive(scene)) > 1, "the control: while it runs, its processes are seen from here"
     process.send_signal(number)
@@ -74,6 +78,15 @@ def test_end_of_casemate_ends_the_command(casemate: Runner, scene: Scene, number
     assert not left
     again = casemate("/bin/true", timeout=10)
     assert again.code == 0, f"what a kill leaves behind must not stop the next run: {again.brief()}"
+    command = scene.world.command
+    discard = subprocess.run(
+        [*drop_to(scene.world.uid), str(command), "discard"], cwd=scene.ws, env=scene.world.environment(),
+        capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert discard.returncode == 0, discard
+    before = dataclasses.replace(before, first_scene=scene.world.count - 1)
+    left_over = leaks.left_behind(before, scene.world)
+    assert not left_over, "\n".join(left_over)
 
 
 def test_timeout_ends_the_whole_tree(casemate: Runner, scene: Scene, no_leaks: None) -> None:

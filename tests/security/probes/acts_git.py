@@ -227,6 +227,25 @@ def module(repo: str, run: str) -> None:
 
 
 @vector
+def submodule_update(repo: str, run: str) -> None:
+    """A .gitmodules and a configuration that name a program as the way to update."""
+    put(f"{repo}/.gitmodules", f'[submodule "lib"]\n\tpath = lib\n\turl = ./lib\n\tupdate = !{run}\n')
+    with open(f"{repo}/.git/config", "a", encoding="utf-8") as stream:
+        stream.write(f'[submodule "lib"]\n\turl = ./lib\n\tupdate = !{run}\n[core]\n\tfsmonitor = {run}\n')
+
+
+@vector
+def alias_and_pager(repo: str, run: str) -> None:
+    """Keys that run a program for other commands: here the editor, at the next commit."""
+    with open(f"{repo}/.git/config", "a", encoding="utf-8") as stream:
+        stream.write(f"[alias]\n\tst = !{run}\n[core]\n\tpager = {run}\n\tsshCommand = {run}\n")
+        stream.write(f'[filter "x"]\n\tclean = {run}\n\tsmudge = {run}\n[diff]\n\texternal = {run}\n')
+    put(f"{repo}/.gitattributes", "* filter=x\n")
+    # Of the same size, so that git has to read it through the filter.
+    put(f"{repo}/tracked.txt", "Tracked\n")
+
+
+@vector
 def mirror_existing(repo: str, run: str) -> None:
     """A bare repository under an ordinary name that the host has already."""
     with open(f"{repo}/mirror/config", "w", encoding="utf-8") as stream:
