@@ -39,7 +39,7 @@ __all__ = [
     "verify",
 ]
 
-MAX_INSTRUCTIONS = 4096  # BPF_MAXINSNS
+_MAX_INSTRUCTIONS = 4096  # BPF_MAXINSNS
 _FULL = 0xFFFF_FFFF
 
 # The instructions in use: load a word of seccomp_data, mask, jump always, jump if equal / greater or
@@ -180,8 +180,8 @@ def verify(program: bytes) -> None:
     if not program or len(program) % _INSTRUCTION.size:
         raise ValueError("not a whole number of instructions")
     count = len(program) // _INSTRUCTION.size
-    if count > MAX_INSTRUCTIONS:
-        raise ValueError(f"{count} instructions, the kernel takes {MAX_INSTRUCTIONS}")
+    if count > _MAX_INSTRUCTIONS:
+        raise ValueError(f"{count} instructions, the kernel takes {_MAX_INSTRUCTIONS}")
     code = 0
     # Offsets are unsigned and count from the next instruction: what is in range cannot go backwards.
     for left, (code, yes, no, constant) in zip(

@@ -98,7 +98,8 @@ uretprobe uprobe
 # Notes on the list:
 # - splice and tee move pages between pipes and files (CVE-2022-0847, fixed long before the kernels this
 #   project needs); Go, Rust's std::fs::copy and coreutils rely on them. vmsplice is another matter, below.
-# - io_setup and its family are the old asynchronous input and output of databases, not io_uring.
+# - io_setup and its family are the old asynchronous input and output of databases, not io_uring. They
+#   work on open descriptors only; their quota (fs.aio-max-nr) is the host's, which no filter can share out.
 # - get_mempolicy only reads; libnuma calls it when it is loaded and complains aloud if it fails.
 # - set*id and capset can do no more than the capabilities left, which are none; tests of such programs
 #   and su-like tools want the kernel's own answer.
@@ -160,11 +161,11 @@ process_mrelease cachestat remap_file_pages rseq_slice_yield lsm_get_self_attr l
 _sysctl getpmsg putpmsg afs_syscall tuxcall security vserver set_thread_area get_thread_area
 epoll_ctl_old epoll_wait_old
 """
-# - clone3 has its flags behind a pointer, where a filter cannot look; glibc, musl, Go and Rust fall back
-#   to clone after ENOSYS (and after nothing else).
+# - clone3 has its flags behind a pointer, where a filter cannot look; glibc falls back to clone after
+#   ENOSYS, and after nothing else.
 # - vmsplice lends pages to a pipe: with it a forked child could read what its parent wrote later
-#   (CVE-2020-29374), and sandboxes are forked from warm interpreters. coreutils' yes goes on with write
-#   after ENOSYS, not after EPERM.
+#   (CVE-2020-29374), and sandboxes are forked from warm interpreters. Who uses it for speed (some
+#   builds of yes) goes on with write after ENOSYS, not always after EPERM.
 # - util-linux falls back to /proc/self/mountinfo; listns shows what namespaces there are.
 # - Nothing ordinary uses the next line. The rest has had no implementation on 64 bit for many years, if
 #   ever.
@@ -190,6 +191,7 @@ _UNSHARE = When(Arg(0, 0, bits=64, mask=(1 << 64) - 1 & ~_UNSHARE_HARMLESS), ALL
 # getifaddrs (glibc, libuv) lists interfaces; other netlink protocols are administration.
 # MPTCP (262), SCTP (132), DCCP (33), UDPLITE (136) and SMC (256) are refused as kernels without them would:
 # Go tries MPTCP for listeners and falls back. With Landlock's TCP rules MPTCP would be a way around.
+# CPython's own test_socket takes UDPLITE for granted and fails there, as on kernels without it.
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _STREAM, _DGRAM, _RAW = 1, 2, 3
 _PROTOCOLS = (0, 1, 6, 17, 58)  # any, ICMP (ping by datagram), TCP, UDP, ICMPv6
