@@ -6,7 +6,7 @@ import os
 
 from casemate.errors import BusyError, CasemateError, PolicyError, ProtectionUnavailable
 
-__all__ = ["EXIT", "dispatch", "exit_code", "tell", "tell_error"]
+__all__ = ["EXIT", "dispatch", "error_text", "exit_code", "tell", "tell_error"]
 
 #: Casemate's own exit codes; the command's own are passed through, and 128 + n is signal n.
 EXIT = {"usage": 2, "limit": 123, "timeout": 124, "failed": 125, "refused": 126, "not-found": 127}
@@ -79,8 +79,8 @@ def exit_code(error: CasemateError) -> int:
     return EXIT["failed"]
 
 
-def tell_error(error: CasemateError) -> None:
-    """Write an error for a person: code and message, where it is, what to do next."""
+def error_text(error: CasemateError) -> str:
+    """An error for a person: code and message, where it is, what to do next."""
     lines = [f"casemate: {error.message} [{error.code}]"]
     place = error.details.get("file")
     if place:
@@ -93,8 +93,12 @@ def tell_error(error: CasemateError) -> None:
         lines.append(f"  found: {error.details.get('found')}")
     if error.hint:
         lines.append(f"  hint: {error.hint}")
-    text = "\n".join(_safe(line) for line in lines) + "\n"
-    os.write(2, text.encode("utf-8", "replace"))
+    return "\n".join(_safe(line) for line in lines) + "\n"
+
+
+def tell_error(error: CasemateError) -> None:
+    """Write an error for a person."""
+    os.write(2, error_text(error).encode("utf-8", "replace"))
 
 
 def tell(text: str) -> None:

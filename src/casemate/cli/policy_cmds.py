@@ -208,13 +208,14 @@ def _show(argv: list[str]) -> int:
         return 0
     if options.argv != (":",):
         raise _usage("policy", f"unexpected argument {options.argv[0]!a}")
-    asked = run.request(options, cwd=os.getcwd(), environ=dict(os.environ), terminal=False)
+    cwd = os.getcwd()
+    file = options.values.get("policy")
     effective = load(
-        workspace=asked.workspace,
-        environ=asked.environ,
-        preset=asked.preset,
-        policy_file=asked.policy_file,
-        flags=asked.flags,
+        workspace=os.path.join(cwd, options.values.get("workspace_dir", "")),
+        environ=os.environ,
+        preset=options.values.get("preset"),
+        policy_file=None if file is None else os.path.join(cwd, file),
+        flags=options.flags(cwd),
     )
     if "json" in options.switches:
         _out(_as_json(effective))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
-
-from casemate.cli.main import tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.sandbox.result import Result
 
-__all__ = ["as_json", "summary"]
+__all__ = ["as_json", "escaped", "summary"]
 
 _SHOWN = 10
 
@@ -39,37 +35,38 @@ def _clean(value: object) -> object:
     return value
 
 
-def summary(result: Result) -> None:
-    """What a person should know after the command: only what is out of the ordinary."""
+def summary(result: Result) -> list[str]:
+    """What a person should know after the command: only what is out of the ordinary. Lines, escaped."""
+    lines: list[str] = []
     if result.limit:
-        tell(f"ended by the limit: {result.limit}")
+        lines.append(f"casemate: ended by the limit: {result.limit}")
     elif result.limits_touched:
-        tell(f"limits that were reached: {', '.join(result.limits_touched)}")
+        lines.append(f"casemate: limits that were reached: {', '.join(result.limits_touched)}")
     applied = result.applied
-    _listed("held back", [f"{path} ({reason})" for path, reason in applied.held])
-    _listed("could not be applied", [f"{path}: {error}" for path, error in applied.failed])
-    if applied.executables:
-        _listed("changed executables", list(applied.executables))
+    _listed(lines, "held back", [f"{path} ({reason})" for path, reason in applied.held])
+    _listed(lines, "could not be applied", [f"{path}: {error}" for path, error in applied.failed])
+    _listed(lines, "changed executables", list(applied.executables))
     if applied.held or applied.failed:
-        tell("kept: `casemate changes` shows them, `casemate apply` applies what you name")
+        lines.append("casemate: kept: `casemate changes` shows them, `casemate apply` applies what you name")
     for denial in result.denials:
         if denial.kind.startswith("held-"):
             continue
         sure = "denied" if denial.certain else "probably denied"
         allow = f"; would be allowed by: {denial.allow}" if denial.allow else ""
-        tell(f"{sure}: {denial.kind} {denial.what}{allow}")
+        lines.append(f"casemate: {sure}: {denial.kind} {escaped(denial.what)}{escaped(allow)}")
+    return lines
 
 
-def _listed(title: str, items: list[str]) -> None:
+def _listed(lines: list[str], title: str, items: list[str]) -> None:
     if not items:
         return
-    tell(f"{title}: {len(items)}")
-    for item in items[:_SHOWN]:
-        os.write(2, f"    {_escaped(item)}\n".encode("utf-8", "replace"))
+    lines.append(f"casemate: {title}: {len(items)}")
+    lines += [f"    {escaped(item)}" for item in items[:_SHOWN]]
     if len(items) > _SHOWN:
-        os.write(2, f"    … and {len(items) - _SHOWN} more\n".encode())
+        lines.append(f"    … and {len(items) - _SHOWN} more")
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """A name for a terminal: nothing in it may move the cursor, and every byte can be told."""
     raw = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in raw)

@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from casemate.cli.main import EXIT, exit_code, tell, tell_error
+from casemate.cli.main import EXIT, error_text, exit_code, tell
 from casemate.cli.relay import Relay
 from casemate.errors import CasemateError, PolicyError
 from casemate.policy.model import FlagLayer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from casemate.sandbox.job import Job
     from casemate.sandbox.result import Result
 
-__all__ = ["HELP", "Options", "finish", "main", "parse"]
+__all__ = ["HELP", "Conclusion", "Options", "conclude", "main", "parse", "request"]
 
 HELP = """usage: casemate run [OPTION…] [--] CMD [ARG…]
 
@@ -140,7 +140,9 @@ def _near(name: str) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def request(options: Options, *, cwd: str, environ: dict[str, str], terminal: bool) -> Request:
+def request(
+    options: Options, *, cwd: str, environ: dict[str, str], terminal: bool, umask: int
+) -> Request:
     """The request that the options make, for a caller in ``cwd`` whose streams are a terminal or not."""
     here = os.path.realpath(cwd)
     chosen = options.values.get("workspace_dir")
@@ -157,6 +159,7 @@ def request(options: Options, *, cwd: str, environ: dict[str, str], terminal: bo
         policy_file=os.path.join(cwd, policy) if policy is not None else None,
         flags=options.flags(cwd),
         tty=(terminal and tty == "auto" and "json" not in options.switches) or tty == "yes",
+        umask=umask,
     )
 
 
@@ -169,6 +172,14 @@ def _hold_standard_descriptors() -> None:
             os.open("/dev/null", os.O_RDWR)
 
 
+class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left to do when all is over: bytes for stdout, text for stderr, the exit code."""
+
+    code: int
+    out: bytes = b""
+    err: str = ""
+
+
 def main(argv: list[str]) -> int:
     """Run one command in this process."""
     _hold_standard_descriptors()
@@ -176,22 +187,27 @@ def main(argv: list[str]) -> int:
     if "help" in options.switches:
         os.write(1, HELP.encode())
         return 0
+    cwd = ""
     try:
-        result = _run(options)
+        cwd = _cwd()
+        end = conclude(options, cwd, _run(options, cwd))
     except CasemateError as error:
-        tell_error(error)
-        return finish_error(options, error)
-    return finish(options, result)
+        end = conclude(options, cwd or "/", error)
+    os.write(2, end.err.encode("utf-8", "replace"))
+    if end.out:
+        os.write(1, end.out)
+    return end.code
 
 
-def _run(options: Options) -> Result:
+def _run(options: Options, cwd: str) -> Result:
     from casemate.isolation.process.launcher import Launcher
     from casemate.sandbox import inline
     from casemate.settings import places
 
     environ = dict(os.environ)
     terminal = os.isatty(0) and os.isatty(1)
-    asked = request(options, cwd=_cwd(), environ=environ, terminal=terminal)
+    mask = os.umask(0o022)
+    asked = request(options, cwd=cwd, environ=environ, terminal=terminal, umask=mask)
     if asked.preset == "full-access":
         return _run_bare(asked)
     launcher = Launcher(places(environ).run)
@@ -270,40 +286,33 @@ def tell_interrupted(job: Job) -> None:
         )
 
 
-def finish(options: Options, result: Result) -> int:
-    """Report a result; returns the exit code."""
+def conclude(options: Options, cwd: str, end: Result | CasemateError) -> Conclusion:
+    """Turn a result or an error into what is printed, reported and returned."""
     from casemate.cli import render
 
-    data = render.as_json(result)
-    if "report" in options.values:
-        _report(options.values["report"], data)
-    if "json" in options.switches:
-        os.write(1, data + b"\n")
-    if "quiet" not in options.switches:
-        render.summary(result)
-    if result.limit == "timeout":
-        return EXIT["timeout"]
-    if result.limit:
-        return EXIT["limit"]
-    return result.exit_code
+    lines: list[str] = []
+    if isinstance(end, CasemateError):
+        code = exit_code(end)
+        data = msgspec.json.encode({"error": end.as_dict(), "exit-code": code}, enc_hook=str)
+        text = error_text(end)
+    else:
+        data = render.as_json(end)
+        if "quiet" not in options.switches:
+            lines = render.summary(end)
+        text = "".join(f"{line}\n" for line in lines)
+        code = EXIT["timeout"] if end.limit == "timeout" else EXIT["limit"] if end.limit else end.exit_code
+    report = options.values.get("report")
+    if report is not None:
+        try:
+            _write_report(os.path.join(cwd, report), data)
+        except OSError as error:
+            text += f"casemate: cannot write the report: {error}\n"
+            code = code or EXIT["usage"]
+    return Conclusion(code=code, out=data + b"\n" if "json" in options.switches else b"", err=text)
 
 
-def finish_error(options: Options, error: CasemateError) -> int:
-    """Report an error in the forms that were asked for; returns the exit code."""
-    code = exit_code(error)
-    data = msgspec.json.encode({"error": error.as_dict(), "exit-code": code}, enc_hook=str)
-    if "report" in options.values:
-        _report(options.values["report"], data)
-    if "json" in options.switches:
-        os.write(1, data + b"\n")
-    return code
-
-
-def _report(path: str, data: bytes) -> None:
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise PolicyError(f"cannot write the report: {error}", code="usage", hint="choose another --report") from error
+def _write_report(path: str, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         os.write(handle, data + b"\n")
     finally:

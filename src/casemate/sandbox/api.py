@@ -17,7 +17,7 @@ from casemate.errors import PolicyError, SandboxError
 from casemate.isolation.process.spec import Late
 from casemate.sandbox import keeper_client, settle
 from casemate.sandbox.denials import TAIL
-from casemate.sandbox.job import Job, Request, prepare
+from casemate.sandbox.job import Job, Request, own_umask, prepare
 from casemate.sandbox.locks import WorkspaceLock
 from casemate.sandbox.result import Applied, Result
 from casemate.settings import places
@@ -102,6 +102,7 @@ class AsyncSandbox:
                         preset=self._preset,
                         policy_file=self._policy_file,
                         flags=self._flags,
+                        umask=own_umask(),
                     )
                     job = prepare(request, keeper.hierarchies, rootless=keeper.rootless)
                     if job.plan is not None and self._ready:
@@ -175,6 +176,7 @@ def _job_for(
                 cwd=where,
             )
     late = Late(argv, {**opened.late.env, **env} if env else opened.late.env, where, False)
+    late.umask = opened.late.umask
     request = msgspec.structs.replace(opened.request, argv=tuple(argv))
     job = msgspec.structs.replace(
         opened, request=request, late=late, began=time.monotonic(), began_wall_ns=time.time_ns()
@@ -327,36 +329,55 @@ class _Command:
         self._keeper.kill(self._number)
 
     async def _settle(self, ended: Ended) -> Result:
-        job = self._job
-        keep = False
-        try:
-            settle.check_failure(job, ended.outcome)
-            applied = Applied()
-            if any(_not_empty(top) for top in ended.tops):
-                await self._keeper.keep(self._number)
-                keep = True
+        stderr = b"".join(self._output[2])
+        result = await settle_command(
+            self._keeper, self._job, self._number, ended, limit=self._limit, stderr_tail=stderr[-TAIL:]
+        )
+        return msgspec.structs.replace(result, stdout=b"".join(self._output[1]), stderr=stderr)
+
+
+async def settle_command(
+    keeper: KeeperClient,
+    job: Job,
+    number: int,
+    ended: Ended,
+    *,
+    limit: str,
+    stderr_tail: bytes,
+    apply: bool = True,
+) -> Result:
+    """Apply an ended command's changes, let the keeper clean up, and say how it went.
+
+    Without ``apply`` the changes are kept for the next run to offer. Raises what kept the command from
+    running.
+    """
+    keep = False
+    try:
+        settle.check_failure(job, ended.outcome)
+        applied = Applied()
+        if any(_not_empty(top) for top in ended.tops):
+            await keeper.keep(number)
+            keep = True
+            if apply:
                 hold = f"{job.places.state}/held/{job.key}/{os.path.basename(ended.directory)}"
                 applied, kept = await asyncio.to_thread(
-                    settle.apply_tops, job, ended.tops, rootless=self._keeper.rootless, hold_base=hold
+                    settle.apply_tops, job, ended.tops, rootless=keeper.rootless, hold_base=hold
                 )
                 if kept:
                     applied = msgspec.structs.replace(applied, kept=kept[0])
                 keep = not applied.complete
-        finally:
-            for top in ended.tops:
-                os.close(top)
-            self._keeper.settled(self._number, keep=keep)
-        stderr = b"".join(self._output[2])
-        return settle.result(
-            job,
-            ended.outcome,
-            applied,
-            limit=self._limit or ended.limit,
-            stderr_tail=stderr[-TAIL:],
-            disk_full=ended.disk_full,
-            stdout=b"".join(self._output[1]),
-            stderr=stderr,
-        )
+    finally:
+        for top in ended.tops:
+            os.close(top)
+        keeper.settled(number, keep=keep)
+    return settle.result(
+        job,
+        ended.outcome,
+        applied,
+        limit=limit or ended.limit,
+        stderr_tail=stderr_tail,
+        disk_full=ended.disk_full,
+    )
 
 
 def _not_empty(top: int) -> bool:

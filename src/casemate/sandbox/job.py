@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from casemate.sys.cgroups import Hierarchies
 
-__all__ = ["Job", "Request", "prepare"]
+__all__ = ["Job", "Request", "own_umask", "prepare"]
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix")
 _HOSTS = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -41,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     policy_file: str | None = None
     flags: FlagLayer | None = None
     tty: bool = False
+    umask: int = 0o022
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -115,7 +116,7 @@ def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Jo
         policy=policy,
         workspace=workspace,
         plan=None,
-        late=Late(list(request.argv), {}, cwd, request.tty),
+        late=Late(list(request.argv), {}, cwd, request.tty, umask=request.umask),
         places=places,
         readable=(),
         notes=effective.notes,
@@ -175,6 +176,15 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
     job.readable = (*shown, *found.binds, *world.binds, *policy.filesystem.read)
     job.notes = (*job.notes, *found.notes, *world.notes)
     job.degraded = job.plan.degraded
+
+
+def own_umask() -> int:
+    """This process's file mode mask, read without changing it."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
 
 
 def _layout() -> dict[str, str]:

@@ -175,6 +175,13 @@ class KeeperClient:
         self._send({"op": "pool", "id": self._number, "key": self.know(plan), "kind": kind, "size": size})
         await future
 
+    async def drop_pool(self, key: str) -> None:
+        """Let the sandboxes made ahead for a plan go."""
+        self._number += 1
+        future = self._expect(self._number)
+        self._send({"op": "pool", "id": self._number, "key": key, "kind": "slot", "size": 0})
+        await future
+
     async def start(
         self, plan: Plan, late: Late, stdio: list[int], note: str
     ) -> tuple[int, asyncio.Future[tuple[dict[str, object], list[int]]], list[int]]:

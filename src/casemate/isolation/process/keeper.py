@@ -264,7 +264,9 @@ class Keeper:
             raise SandboxError("malformed request: pool", code="bad-request")
         pool = self._pools.setdefault(key, _Pool(kind, size))
         pool.kind, pool.size = kind, size
-        while len(pool.ready) < size:
+        while len(pool.ready) > size:
+            self._let_go(*pool.ready.pop())
+        while len(pool.ready) < pool.size:
             self._fill(key)
         self._tell({"event": "pooled", "id": message.get("id")})
 
@@ -298,12 +300,7 @@ class Keeper:
         """The client is gone: no sandbox outlives it; tops with work in them stay for the next run."""
         for pool in self._pools.values():
             for site, running, channel in pool.ready:
-                if running is not None:
-                    os.close(channel)
-                    self._launcher.kill(running)
-                    self._launcher.reap(running)
-                self._launcher.forget(site)
-                self._launcher.discard(site)
+                self._let_go(site, running, channel)
         for run in self._runs.values():
             if run.running is not None:
                 self._launcher.kill(run.running)
@@ -314,6 +311,15 @@ class Keeper:
                 self._launcher.forget(run.site)
             self._launcher.discard(run.site)
         self._launcher.close()
+
+    def _let_go(self, site: Site, running: Running | None, channel: int) -> None:
+        """End a sandbox that was never used."""
+        if running is not None:
+            os.close(channel)
+            self._launcher.kill(running)
+            self._launcher.reap(running)
+        self._launcher.forget(site)
+        self._launcher.discard(site)
 
     def _tell(self, message: dict[str, object], descriptors: list[int] | None = None) -> None:
         try:

@@ -96,6 +96,8 @@ class Launcher:
     """One per process. ``Preconditions:`` single-threaded; for rootless use, no other user namespace."""
 
     def __init__(self, runtime: str) -> None:
+        # What is made here has the modes that are asked for; the command has its caller's mask.
+        os.umask(0o022)
         self.rootless = os.geteuid() != 0
         self._pool = None if self.rootless else UidPool(f"{runtime}/uids")
         self._templates: dict[str, int] = {}

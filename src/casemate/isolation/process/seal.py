@@ -135,7 +135,6 @@ def _seal(parts: Parts, step: list[str]) -> None:
         if not spec.network_host:
             namespaces.loopback_up()
         namespaces.set_hostname(spec.hostname)
-    os.umask(0o022)
     step[0] = "limits"
     _set_rlimits(spec)
     step[0] = "ids"
@@ -207,6 +206,7 @@ def _serve(late: Late, status: int, stdio: tuple[int, int, int]) -> int:
     signals = {_signal.SIGCHLD, *_FORWARDED}
     _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
     started = time.monotonic()
+    os.umask(late.umask)
     try:
         os.chdir(late.cwd)
     except OSError as error:

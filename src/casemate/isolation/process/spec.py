@@ -161,14 +161,17 @@ class Late:
     ``pts`` is the path inside of the command's own terminal; the launcher fills it in when ``tty`` is set.
     """
 
-    __slots__ = ("argv", "cwd", "env", "pts", "tty")
+    __slots__ = ("argv", "cwd", "env", "pts", "tty", "umask")
 
-    def __init__(self, argv: list[str], env: dict[str, str], cwd: str, tty: bool, pts: str = "") -> None:
+    def __init__(
+        self, argv: list[str], env: dict[str, str], cwd: str, tty: bool, pts: str = "", umask: int = 0o022
+    ) -> None:
         self.argv = argv
         self.env = env
         self.cwd = cwd
         self.tty = tty
         self.pts = pts
+        self.umask = umask & 0o777
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
@@ -182,7 +185,7 @@ class Late:
         if not argv:
             raise _bad("argv")
         env = {_text(key): _text(value) for key, value in _mapping(fields["env"]).items()}
-        return cls(argv, env, _text(fields["cwd"]), _flag(fields["tty"]), _text(fields["pts"]))
+        return cls(argv, env, _text(fields["cwd"]), _flag(fields["tty"]), _text(fields["pts"]), _number(fields["umask"]))
 
 
 def _bad(what: str) -> SandboxError:
