@@ -8,15 +8,15 @@ step may be run again: what is already equal is not done twice, nor taken for a 
 
 from __future__ import annotations
 
+import errno
 import os
-import stat
 import time
 
 from casemate.errors import WorkspaceError
-from casemate.sys.files import DIRECTORY, birth_ns, open_beneath
-from casemate.workspace import held as keeping
-from casemate.workspace.content import copy, same
+from casemate.sys.files import DIRECTORY
+from casemate.workspace import store as keeping
 from casemate.workspace.judge import Judge
+from casemate.workspace.make import Maker, born_ns
 from casemate.workspace.merged import Merged, open_content, read_link
 from casemate.workspace.moves import Mover, judge_move
 from casemate.workspace.remove import Remover
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["apply", "start_time"]
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # no further write can succeed
 _STORED = {FILE: keeping.FILE_ENTRY, LINK: keeping.LINK_ENTRY, DIR: keeping.DIRECTORY_ENTRY,
            WHITEOUT: keeping.DELETE}  # fmt: skip
 
@@ -111,16 +112,15 @@ class _Apply:
             hold=self._hold_deletion, fail=self._fail,
         )  # fmt: skip
         self.contexts: dict[str, Context] = {"": self.judge.root()}
+        self.maker = Maker(
+            top, self.target, self.merged, self.remover, self.contexts, tally, options
+        )
         # What passes: directories and files in order; deletions.
         self.makes: list[tuple[Change, Verdict]] = []
         self.deletes: list[Change] = []
         self.moves: list[Change] = []
         # Directories below which nothing can be made: with the reason if they are in conflict.
         self.blocked: dict[str, Held | None] = {}
-        # Directories that take the place of what is on the host.
-        self.replacing: set[str] = set()
-        # (path, mode, mtime or None) of directories, for when they are filled.
-        self.unfinished: list[tuple[str, int, int | None]] = []
         self.stopped = ""
 
     def run(self) -> None:
@@ -128,6 +128,7 @@ class _Apply:
             self.tally.fail("", "the changes are too many to be looked at: nothing was applied")
             return
         for path, code in self.changes.skipped:
+            self.maker.adopter.spoil(path)
             self.tally.fail(path, code)
         try:
             self._judge_all()
@@ -140,11 +141,18 @@ class _Apply:
             else:
                 for change in self.deletes:
                     self._delete(change)
-            self._finish()
+            for path, error in self.maker.finish():
+                self._fail(path, error)
         finally:
             self.target.close()
+            self._close_store()
+
+    def _close_store(self) -> None:
+        try:
             if self.store is not None:
                 self.store.close()
+        except OSError as error:
+            self.tally.fail("", f"what was held back could not be kept: {error.strerror}")
 
     # -- deciding --------------------------------------------------------------------------------------
 
@@ -155,6 +163,8 @@ class _Apply:
                 self._judge_directory(change, above)
                 continue
             verdict = self.judge.entry(above, change)
+            if verdict.held is not None or verdict.content is not None or change.kind == WHITEOUT:
+                self.maker.adopter.spoil(change.path)
             if verdict.held is not None:
                 self._hold(change, verdict.held, told=above.held is not None)
             elif change.kind == WHITEOUT:
@@ -172,6 +182,8 @@ class _Apply:
             if held is not None:
                 context = self.judge.holding(held)
         self.contexts[change.path] = context
+        if context.held is not None or moved:
+            self.maker.adopter.spoil(change.path)
         if context.held is not None:
             if moved:
                 self.remover.keep.add(change.source or "")
@@ -196,6 +208,8 @@ class _Apply:
         moved = change.kind == DIR and change.source is not None and change.source != change.path
         to = os.fsencode(change.source or "") if moved else b""
         source = -1
+        # What is in conflict is newer on the host already: only what the host does from now on counts.
+        since = time.time_ns() if held.reason == CONFLICT else born_ns(self.top, change, self.started)
         try:
             if change.kind == LINK:
                 to = os.fsencode(read_link(self.top, change.path))
@@ -206,7 +220,7 @@ class _Apply:
                 kind=keeping.MOVE_ENTRY if moved else _STORED[change.kind],
                 reason=held.reason, detail=held.detail, unit=os.fsencode(held.path),
                 mode=change.mode & 0o777, size=change.size if change.kind == FILE else 0,
-                mtime_ns=change.mtime_ns, since_ns=self._born(change), to=to,
+                mtime_ns=change.mtime_ns, since_ns=since, to=to,
             )  # fmt: skip
             blocks = os.fstat(source).st_blocks if source >= 0 else 0
             self.store.keep(item, source if source >= 0 else None, blocks)
@@ -226,13 +240,13 @@ class _Apply:
         path = os.fsencode(held.path)
         item = keeping.Item(
             path=path, kind=keeping.DELETE, reason=held.reason, detail=held.detail, unit=path,
-            since_ns=self.started,
+            since_ns=time.time_ns() if held.reason == CONFLICT else self.started,
         )  # fmt: skip
         self.store.keep(item)
 
     def _fail(self, path: str, error: OSError) -> None:
         self.tally.fail(path, error.strerror or str(error))
-        if keeping.is_full(error):
+        if error.errno in _FULL:
             self.stopped = error.strerror or "no room"
 
     # -- doing -----------------------------------------------------------------------------------------
@@ -275,12 +289,7 @@ class _Apply:
                 self._make_nothing(change, directory if directory in self.blocked else path)
                 continue
             try:
-                if change.kind == DIR:
-                    self._make_directory(change)
-                elif change.kind == LINK:
-                    self._make_link(change, verdict)
-                else:
-                    self._make_file(change, verdict)
+                self.maker.make(change, verdict)
             except Changed:
                 held = Held(path, CONFLICT, "the host changed it as well")
                 if change.kind == DIR:
@@ -300,168 +309,8 @@ class _Apply:
         elif because != change.path:
             self._keep(change, held)
 
-    def _make_directory(self, change: Change) -> None:
-        path, mode = change.path, change.mode & 0o777
-        status = self.target.stat(path)
-        moved = change.source is not None and change.source != path
-        replaces = not moved and (
-            change.hides or (change.source is None and path.rpartition("/")[0] in self.replacing)
-        )
-        if replaces:
-            self.replacing.add(path)
-        if status is not None and not stat.S_ISDIR(status.st_mode):
-            if not replaces or self._host_is_newer(change, status):
-                raise Changed
-            self.target.unlink(path, status)
-            status = None
-        if status is None:
-            self.target.make_directory(path)
-            self.tally.change("replaced" if change.hides else "created", path)
-            self.unfinished.append((path, mode, change.mtime_ns))
-            return
-        if replaces:
-            index = self.merged.index
-            self.remover.children(
-                path, self.contexts[path], lambda name: f"{path}/{name}" in index
-            )
-            if change.hides:
-                self.tally.change("replaced", path)
-        before = status.st_mode & 0o777
-        wanted = before
-        if mode != change.lower_mode & 0o777 and (replaces or before == change.lower_mode & 0o777):
-            wanted = mode
-            if before != mode and not change.hides:
-                self.tally.change("mode", path)
-        if not self.target.super and before & 0o300 != 0o300:
-            self.target.finish_directory(path, before | 0o700, None)
-            before = -1
-        if wanted != before:
-            self.unfinished.append((path, wanted, None))
-
-    def _clear(self, change: Change) -> os.stat_result | None:
-        """The host's entry that a file or link replaces, if there is one; a directory is removed first."""
-        status = self.target.stat(change.path)
-        if status is None:
-            return None
-        if not stat.S_ISDIR(status.st_mode):
-            return status
-        directory = change.path.rpartition("/")[0]
-        if not stat.S_ISDIR(change.lower_mode) and directory not in self.replacing:
-            raise Changed
-        if not self.remover.tree(change.path, self.contexts[directory]):
-            raise Changed
-        return None
-
-    def _make_link(self, change: Change, verdict: Verdict) -> None:
-        to = read_link(self.top, change.path)
-        before = self._clear(change)
-        if before is not None and stat.S_ISLNK(before.st_mode) and read_link(self.root, change.path) == to:
-            return
-        if before is not None and self._host_is_newer(change, before):
-            raise Changed
-        self.target.write_link(change.path, to, change.mtime_ns, before)
-        self._made(change, before)
-        if verdict.executable:
-            self.tally.executable(change.path)
-
-    def _make_file(self, change: Change, verdict: Verdict) -> None:
-        content = verdict.content
-        source = open_content(self.top, change.path)
-        try:
-            status = os.fstat(source)
-            size = status.st_size if content is None else len(content)
-            before = self._clear(change)
-            if before is not None and self._is_equal(change, before, source, size, content):
-                return
-            if before is not None and self._host_is_newer(change, before):
-                raise Changed
-
-            def fill(fd: int) -> None:
-                if content is None:
-                    copy(source, fd, size, status.st_blocks)
-                else:
-                    _write(fd, content)
-
-            self.target.write_file(change.path, fill, change.mode, change.mtime_ns, before)
-            self.tally.bytes += min(size, status.st_blocks * 512)
-            self._made(change, before)
-            # A judged file (a sample hook) is none that somebody starts.
-            if change.mode & 0o111 and content is None:
-                self.tally.executable(change.path)
-        finally:
-            os.close(source)
-
-    def _is_equal(
-        self, change: Change, before: os.stat_result, source: int, size: int, content: bytes | None
-    ) -> bool:
-        """Whether the host has this content already: copied up for its mode only, or made by an earlier
-        try. Then at most the mode is changed.
-        """
-        if not stat.S_ISREG(before.st_mode) or before.st_size != size:
-            return False
-        if before.st_mtime_ns != change.mtime_ns:
-            return False
-        try:
-            fd = self.target.read(change.path)
-        except OSError:
-            return False
-        try:
-            equal = os.pread(fd, size + 1, 0) == content if content is not None else same(source, fd, size)
-        finally:
-            os.close(fd)
-        if not equal:
-            return False
-        mode = change.mode & 0o777
-        if before.st_mode & 0o777 == mode:
-            return True
-        if self._host_is_newer(change, before):
-            return True  # the host has chosen another mode since, and nothing is lost with ours
-        if before.st_nlink > 1:
-            return False  # by a new file: the other name may lie outside of the workspace
-        self.target.set_mode(change.path, mode, before)
-        self.tally.change("mode", change.path)
-        if mode & 0o111:
-            self.tally.executable(change.path)
-        return True
-
-    def _made(self, change: Change, before: os.stat_result | None) -> None:
-        what = "created"
-        if before is not None or stat.S_ISDIR(change.lower_mode):
-            same_kind = before is not None and stat.S_IFMT(before.st_mode) == stat.S_IFMT(change.mode)
-            what = "modified" if same_kind else "replaced"
-        self.tally.change(what, change.path)
-
-    def _born(self, change: Change) -> int:
-        """When the command made its version of an entry."""
-        if change.kind == WHITEOUT:
-            return self.started  # whiteouts share one inode
-        try:
-            fd = open_beneath(self.top, change.path, os.O_PATH | os.O_NOFOLLOW)
-        except OSError:
-            return self.started
-        try:
-            return birth_ns(fd) or self.started
-        finally:
-            os.close(fd)
-
-    def _host_is_newer(self, change: Change, status: os.stat_result) -> bool:
-        """Whether the host changed its entry after the command made (or copied up) its own."""
-        return status.st_ctime_ns > self.started and status.st_ctime_ns > self._born(change)
-
     def _delete(self, change: Change) -> None:
         if self.target.stat(change.path) is None:
             return  # moved away, or gone since an earlier try
         if self.remover.tree(change.path, self.contexts[change.path.rpartition("/")[0]]):
             self.tally.change("deleted", change.path)
-
-    def _finish(self) -> None:
-        for path, mode, mtime_ns in reversed(self.unfinished):
-            try:
-                self.target.finish_directory(path, mode, mtime_ns)
-            except OSError as error:
-                self._fail(path, error)
-
-
-def _write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]

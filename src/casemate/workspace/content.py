@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["copy", "same"]
+__all__ = ["copy", "same", "write_all"]
 
 _SMALL = 1 << 17
 _PIECE = 1 << 20
@@ -23,7 +23,7 @@ def copy(source: int, destination: int, size: int, blocks: int) -> None:
     Preconditions: the destination is empty; nobody writes to the source.
     """
     if size <= _SMALL and blocks * 512 >= size:
-        _write_all(destination, _read_all(source, size))
+        write_all(destination, _read_all(source, size))
         return
     if clone_range(source, destination):
         return
@@ -45,10 +45,10 @@ def _read_all(source: int, size: int) -> bytes:
     return data
 
 
-def _write_all(destination: int, data: bytes) -> None:
-    written = os.write(destination, data) if data else 0
-    while written < len(data):
-        written += os.write(destination, data[written:])
+def write_all(destination: int, data: bytes) -> None:
+    """Write bytes, however many calls it takes."""
+    while data:
+        data = data[os.write(destination, data) :]
 
 
 def _copy_piece(source: int, destination: int, start: int, end: int) -> None:

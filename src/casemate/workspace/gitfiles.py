@@ -15,8 +15,7 @@ __all__ = [
     "DATA",
     "GITDIR",
     "HOOK",
-    "SPECIAL_DIRECTORIES",
-    "SPECIAL_FILES",
+    "SPECIAL",
     "classify",
     "is_directory",
     "may_vanish",
@@ -27,16 +26,16 @@ __all__ = [
 
 DATA, CONFIG, HOOK, HEAD, TODO, AUTHOR = "data", "config", "hook", "head", "todo", "author"
 COMMONDIR, GITDIR, ALTERNATES, STRATEGY, OPTIONS = "commondir", "gitdir", "alternates", "strategy", "options"
+EMPTY = "empty"
 
 #: What makes a directory that becomes a repository act on the host.
 ACTIVE = ("hooks", "commondir", "gitdir", "modules", "worktrees", "remotes", "branches", "rebase-merge",
           "rebase-apply", "sequencer")  # fmt: skip
 #: In a repository that is not called .git, other files and directories may lie beside; these names,
-#: folded, are git's all the same.
-SPECIAL_FILES = frozenset(
-    {"head", "config", "config.worktree", "commondir", "gitdir", "packed-refs", "index"}
+#: folded, are git's all the same, whatever kind of entry has them.
+SPECIAL = frozenset(
+    {"head", "config", "config.worktree", "packed-refs", "index", "objects", "refs", "info", *ACTIVE}
 )
-SPECIAL_DIRECTORIES = frozenset({"objects", "refs", *ACTIVE})
 
 _KINDS = {
     "HEAD": HEAD,
@@ -70,14 +69,14 @@ _PENDING_DIRECTORIES = frozenset({"rebase-merge", "rebase-apply", "sequencer"})
 _PENDING = {
     **dict.fromkeys(
         (
-            "head-name onto orig-head head end msgnum next last message message-squash patch amend autostash "
-            "patch-merge-index author-date current-fixups done dropped fixup-message interactive quiet "
-            "verbose rewritten-list rewritten-pending stopped-sha squash-onto refs-to-delete update-refs "
-            "drop_redundant_commits keep_redundant_commits ignore_date cdate_is_adate "
-            "allow_rerere_autoupdate reschedule-failed-exec no-reschedule-failed-exec signoff force-rebase "
-            "abort-safety abort threeway keep keepcr scissors sign utf8 quoted-cr rebasing applying "
-            "original-commit final-commit info messageid dirtyindex git-rebase-todo.total "
-            "git-rebase-todo.backup"
+            "head-name onto orig-head head end msgnum msg msg-clean next last message message-squash "
+            "patch amend autostash patch-merge-index author-date current-fixups done dropped "
+            "fixup-message interactive quiet verbose rewritten-list rewritten-pending stopped-sha "
+            "squash-onto refs-to-delete update-refs drop_redundant_commits keep_redundant_commits "
+            "ignore_date cdate_is_adate allow_rerere_autoupdate reschedule-failed-exec "
+            "no-reschedule-failed-exec signoff force-rebase abort-safety abort threeway keep keepcr "
+            "scissors sign utf8 quoted-cr rebasing applying original-commit final-commit info messageid "
+            "dirtyindex git-rebase-todo.total git-rebase-todo.backup"
         ).split(),
         DATA,
     ),
@@ -86,6 +85,10 @@ _PENDING = {
     "author-script": AUTHOR,
     "strategy": STRATEGY,
     "opts": OPTIONS,
+    # Options for git apply, or of a merge strategy: such as a directory to work in.
+    "apply-opt": EMPTY,
+    "strategy_opts": EMPTY,
+    "gpg_sign_opt": EMPTY,
 }
 
 
@@ -122,6 +125,8 @@ def may_vanish(inner: str, is_dir: bool, worktree: bool) -> bool:
     """Whether git deletes such an entry in the course of its work. Contents are judged one by one."""
     if is_dir:
         return inner not in ("objects", "refs", "hooks", "modules") and (is_directory(inner) or nested(inner))
+    if inner.startswith("hooks/") and inner.endswith(".sample"):
+        return True
     kind = classify(inner)
     if worktree and kind in (HEAD, COMMONDIR, GITDIR, CONFIG):
         return True
@@ -160,6 +165,8 @@ def well_formed(kind: str, data: bytes) -> bool:
         return all(_author_line(line) for line in text.splitlines())
     if kind == STRATEGY:
         return text.strip() in _STRATEGIES
+    if kind == EMPTY:
+        return not text.strip()
     return kind == OPTIONS and _sequencer_options(data)
 
 

@@ -55,6 +55,8 @@ class Place(msgspec.Struct, frozen=True):
     inner: str
     #: Called .git, or inside one: nothing unknown passes.
     strict: bool
+    #: Of a linked worktree on the host: git removes it as a whole.
+    worktree: bool = False
 
 
 class GitJudge:
@@ -109,7 +111,9 @@ class GitJudge:
         if path not in self._sound:
             self._sound[path] = None if strict else self._unsound(path)
         held = self._sound[path]
-        return Place(path, "", strict) if held is None else held
+        if held is not None:
+            return held
+        return Place(path, "", strict, bool(self.merged.lower_mode(join(path, "commondir"))))
 
     def _unsound(self, path: str) -> Held | None:
         """What is there already was an ordinary directory and judged as one: judge it as a repository."""
@@ -132,15 +136,17 @@ class GitJudge:
         """The place of a directory inside a repository; None: no part of it, an ordinary directory."""
         inner = join(place.inner, name)
         hides = change is not None and change.hides
-        if gitfiles.nested(inner) and self.is_repository(path):
-            if hides:
-                return Held(path, GIT_REPOSITORY, "in the place of what is there")
+        if self.is_repository(path) and (gitfiles.nested(inner) or place.inner):
+            if hides or not gitfiles.nested(inner):
+                return Held(path, GIT_REPOSITORY, "a repository in the place of a part of another one")
             return self.repository(path, strict=place.strict)
         if gitfiles.is_directory(inner) or (gitfiles.nested(inner) and place.strict):
-            if hides and "/" not in inner:
+            if self.protected.match(join(place.root, place.inner) if place.inner else place.root, name):
+                return Held(path, GIT_REPOSITORY, f"{inner}: not a known part of a repository")
+            if hides and not gitfiles.may_vanish(inner, True, place.worktree):
                 return Held(path, GIT_REPOSITORY, f"replaces {inner} of a repository")
-            return Place(place.root, inner, place.strict)
-        if place.strict or fold(name) in gitfiles.SPECIAL_DIRECTORIES:
+            return Place(place.root, inner, place.strict, place.worktree)
+        if place.strict or fold(name) in gitfiles.SPECIAL:
             return Held(path, GIT_REPOSITORY, f"{inner}: not a known part of a repository")
         return None
 
@@ -151,13 +157,15 @@ class GitJudge:
         inner = join(place.inner, name)
         kind = gitfiles.classify(inner)
         if kind is None:
-            if place.strict or place.inner or fold(name) in gitfiles.SPECIAL_FILES:
+            if place.strict or place.inner or fold(name) in gitfiles.SPECIAL:
                 return _no(change, GIT_REPOSITORY, f"{inner}: not a known part of a repository")
             return None
         if change.kind != FILE:
             return _no(change, GIT_REPOSITORY, f"{inner} is no regular file")
         if kind == gitfiles.DATA:
-            return PASS
+            # objects and refs hold anything, but nothing that is somebody else's configuration.
+            rule = self.protected.match(change.path.rpartition("/")[0], name)
+            return PASS if rule is None else _no(change, PROTECTED, f"{rule.kind}: {rule.pattern}")
         if kind == gitfiles.CONFIG:
             return self._config(place.root, change)
         if kind == gitfiles.HOOK:
@@ -279,14 +287,11 @@ class GitJudge:
     def deletion(self, place: Place, name: str, path: str, is_dir: bool) -> Held | bool:
         """Held, or True: the host's entry may go; False: the rules for ordinary files hold."""
         inner = join(place.inner, name)
-        if gitfiles.may_vanish(inner, is_dir, self._is_worktree(place.root)):
+        if gitfiles.may_vanish(inner, is_dir, place.worktree):
             return True
         if not place.strict and gitfiles.classify(inner) is None and not gitfiles.is_directory(inner):
             return False
         return Held(path, PROTECTED, f"{GIT}: would delete {inner}")
-
-    def _is_worktree(self, root: str) -> bool:
-        return bool(self.merged.lower_mode(join(root, "commondir")))
 
     # -- what the host's own configuration runs --------------------------------------------------------
 

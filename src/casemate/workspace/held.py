@@ -1,140 +1,216 @@
-"""What was held back: kept in a private directory until a person takes it or throws it away."""
+"""What was held back, after the fact: list it, take it with consent, or throw it away.
+
+``take`` obeys every rule of the apply step but the one that a person has waived by naming a path: nothing
+outside the workspace is touched, no link followed, no half-written file shown, and what the host changed
+since is not overwritten unless that is asked for too.
+"""
 
 from __future__ import annotations
 
-import errno
 import os
+import stat
+import time
 
 import msgspec
 
+from casemate.errors import WorkspaceError
+from casemate.sys.files import DIRECTORY
 from casemate.workspace.content import copy
-from casemate.workspace.names import printable
+from casemate.workspace.judge import ORDINARY
+from casemate.workspace.remove import Remover
+from casemate.workspace.report import CONFLICT, ApplyReport, Held, Tally
+from casemate.workspace.store import (
+    DELETE,
+    DIRECTORY_ENTRY,
+    FILE_ENTRY,
+    LINK_ENTRY,
+    MOVE_ENTRY,
+    Item,
+    forget,
+    read_manifest,
+)
+from casemate.workspace.target import Changed, Target
 
-__all__ = ["DELETE", "DIRECTORY_ENTRY", "FILE_ENTRY", "LINK_ENTRY", "MOVE_ENTRY", "Item", "Store"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-#: What an item would do to the workspace.
-FILE_ENTRY, LINK_ENTRY, DIRECTORY_ENTRY, DELETE, MOVE_ENTRY = "file", "link", "dir", "delete", "move"
+    from casemate.workspace.judge import Context
+    from casemate.workspace.scan import Change
 
-_MANIFEST = "manifest.jsonl"
+__all__ = ["Unit", "discard", "take", "units"]
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the manifest. ``path`` and ``to`` are bytes: names need not be text."""
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person decides about: one entry, or a directory that was held back as a whole."""
 
-    path: bytes
-    kind: str
+    path: str
     reason: str
-    detail: str = ""
-    #: The path for a person to read.
-    shown: str = ""
-    #: The entry in whose name a person consents: itself, or the directory that was held as a whole.
-    unit: bytes = b""
-    mode: int = 0
-    size: int = 0
-    mtime_ns: int = 0
-    #: The host's entry wins if it changed after this moment.
-    since_ns: int = 0
-    #: Name of the file in the directory that has the content.
-    content: str = ""
-    #: What a link says; where a moved directory was.
-    to: bytes = b""
+    detail: str
+    #: file, link, dir, delete or move.
+    kind: str
+    entries: int
+    size: int
 
 
-class Full(Exception):
-    """There is no room for this content: the top must be kept instead."""
+def units(hold_dir: int) -> list[Unit]:
+    """What is kept in a hold directory, by path."""
+    groups: dict[bytes, list[Item]] = {}
+    for item in read_manifest(hold_dir):
+        groups.setdefault(item.unit or item.path, []).append(item)
+    found: list[Unit] = []
+    for path, items in groups.items():
+        head = next((item for item in items if item.path == path), items[0])
+        found.append(
+            Unit(
+                path=os.fsdecode(path), reason=head.reason, detail=head.detail, kind=head.kind,
+                entries=len(items), size=sum(item.size for item in items),
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda unit: os.fsencode(unit.path))
 
 
-class Store:
-    """Writes held items into a directory. Content is there before the manifest names it."""
+def discard(hold_dir: int, paths: Iterable[str] | None = None) -> int:
+    """Throw away the units at ``paths`` (None: all); returns how many entries that were."""
+    return forget(hold_dir, _chosen(read_manifest(hold_dir), paths))
 
-    def __init__(self, directory: int, limit: int) -> None:
-        self.directory, self.limit = directory, limit
-        self._encoder = msgspec.json.Encoder()
-        self._known = {(item.path, item.kind): item for item in read_manifest(directory)}
-        self._used = sum(item.size for item in self._known.values())
-        self._number = 0
-        self._lines: list[bytes] = []
 
-    def keep(
-        self, item: Item, source: int | None = None, blocks: int = 0, content: bytes | None = None
-    ) -> None:
-        """Keep one item; ``source`` is a descriptor with its content, or ``content`` the bytes themselves.
+def take(
+    hold_dir: int, target: str, paths: Iterable[str] | None = None, *, overwrite: bool = False
+) -> ApplyReport:
+    """Apply the units at ``paths`` (None: all): the caller has the consent of a person for each.
 
-        Raises ``Full`` or OSError; then nothing of it was kept.
-        """
-        known = self._known.get((item.path, item.kind))
-        if known is not None and (known.mode, known.size, known.mtime_ns, known.to, known.reason) == (
-            item.mode, item.size, item.mtime_ns, item.to, item.reason,
-        ):  # fmt: skip
-            return  # from an earlier try with the same top
-        name = ""
-        if source is not None or content is not None:
-            if self._used + item.size > self.limit:
-                raise Full
-            name = self._write(source, item.size, blocks, content)
-            self._used += item.size
-        kept = msgspec.structs.replace(item, content=name, shown=printable(os.fsdecode(item.path)))
-        self._lines.append(self._encoder.encode(kept))
-        self._known[kept.path, kept.kind] = kept
+    ``overwrite`` also replaces what the host changed after it was held back. What has been applied is no
+    longer held. Raises WorkspaceError if the workspace cannot be opened.
+    """
+    began = time.perf_counter()
+    try:
+        root = os.open(target, DIRECTORY)
+    except OSError as error:
+        raise WorkspaceError(
+            f"cannot apply to {target}: {error.strerror}", code="workspace-unreadable", path=target
+        ) from error
+    tally = Tally(1000)
+    try:
+        chosen = _chosen(read_manifest(hold_dir), paths)
+        done = _Take(hold_dir, root, tally, overwrite).run(chosen)
+        forget(hold_dir, done)
+    finally:
+        os.close(root)
+    return tally.report((time.perf_counter() - began) * 1e3)
 
-    def _write(self, source: int | None, size: int, blocks: int, content: bytes | None) -> str:
-        while True:
-            self._number += 1
-            name = f"{self._number:06d}"
-            try:
-                fd = os.open(
-                    name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=self.directory
-                )
-            except FileExistsError:
-                continue
-            break
+
+def _chosen(items: list[Item], paths: Iterable[str] | None) -> list[Item]:
+    if paths is None:
+        return items
+    wanted = {os.fsencode(path) for path in paths}
+    return [item for item in items if item.path in wanted or item.unit in wanted]
+
+
+class _Consent:
+    """A judge that has been told yes."""
+
+    def enter(self, context: Context, path: str, change: Change | None) -> Context:
+        """No directory is special."""
+        return context
+
+    def deletion(self, context: Context, path: str, mode: int) -> Held | None:
+        """Nothing is protected."""
+        return None
+
+
+class _Take:
+    def __init__(self, hold_dir: int, root: int, tally: Tally, overwrite: bool) -> None:
+        self.hold_dir, self.root, self.tally = hold_dir, root, tally
+        self.overwrite = overwrite
+        self.target = Target(root, hold_dir)
+
+    def run(self, items: list[Item]) -> list[Item]:
+        """Apply items; returns those that are done."""
+        order = {MOVE_ENTRY: 0, DIRECTORY_ENTRY: 1, FILE_ENTRY: 2, LINK_ENTRY: 2, DELETE: 3}
+        done: list[Item] = []
+        filled: list[Item] = []
         try:
-            if source is not None:
-                copy(source, fd, size, blocks)
-            elif content:
-                os.write(fd, content)
-        except BaseException:
-            os.unlink(name, dir_fd=self.directory)
-            raise
+            for item in sorted(items, key=lambda item: (order.get(item.kind, 2), item.path)):
+                path = os.fsdecode(item.path)
+                try:
+                    finished = self._one(item, path)
+                except Changed:
+                    self.tally.hold(path, CONFLICT, "the host changed it after it was held back")
+                except OSError as error:
+                    self.tally.fail(path, error.strerror or str(error))
+                else:
+                    if finished:
+                        done.append(item)
+                        filled.extend([item] if item.kind == DIRECTORY_ENTRY else ())
+            for item in reversed(filled):
+                self.target.finish_directory(os.fsdecode(item.path), item.mode, item.mtime_ns)
         finally:
-            os.close(fd)
-        return name
+            self.target.close()
+        return done
 
-    def close(self) -> None:
-        """Write the manifest out."""
-        if not self._lines:
-            return
-        data = b"\n".join(self._lines) + b"\n"
-        fd = os.open(
-            _MANIFEST, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=self.directory
+    def _one(self, item: Item, path: str) -> bool:
+        self._make_above(path.rpartition("/")[0])
+        if item.kind == DELETE:
+            return self._delete(item, path)
+        if item.kind == MOVE_ENTRY:
+            self.target.move(os.fsdecode(item.to), path)
+            self.tally.change("renamed", path)
+            return True
+        before = self.target.stat(path)
+        if item.kind == DIRECTORY_ENTRY:
+            if before is None:
+                self.target.make_directory(path)
+                self.tally.change("created", path)
+            elif not stat.S_ISDIR(before.st_mode):
+                raise Changed
+            return True
+        if before is not None and (stat.S_ISDIR(before.st_mode) or self._is_newer(item, before)):
+            raise Changed
+        if item.kind == LINK_ENTRY:
+            self.target.write_link(path, os.fsdecode(item.to), item.mtime_ns, before)
+        else:
+            self._file(item, path, before)
+        self.tally.change("created" if before is None else "modified", path)
+        return True
+
+    def _file(self, item: Item, path: str, before: os.stat_result | None) -> None:
+        source = os.open(
+            item.content, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.hold_dir
         )
         try:
-            while data:
-                data = data[os.write(fd, data) :]
+            status = os.fstat(source)
+            self.target.write_file(
+                path, lambda fd: copy(source, fd, status.st_size, status.st_blocks), item.mode,
+                item.mtime_ns, before,
+            )  # fmt: skip
+            self.tally.bytes += status.st_size
         finally:
-            os.close(fd)
-        self._lines = []
+            os.close(source)
+        if item.mode & 0o111:
+            self.tally.executable(path)
 
+    def _make_above(self, path: str) -> None:
+        if path and self.target.stat(path) is None:
+            self._make_above(path.rpartition("/")[0])
+            self.target.make_directory(path)
+            self.target.finish_directory(path, 0o755, None)
 
-def read_manifest(directory: int) -> list[Item]:
-    """The items kept in a directory; of two for the same path and kind the later one counts."""
-    try:
-        fd = os.open(_MANIFEST, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory)
-    except FileNotFoundError:
-        return []
-    with open(fd, "rb") as file:
-        data = file.read()
-    decoder = msgspec.json.Decoder(Item)
-    items: dict[tuple[bytes, str], Item] = {}
-    for line in data.splitlines():
-        try:
-            item = decoder.decode(line)
-        except msgspec.DecodeError:
-            continue  # the last line of a run that was killed
-        items[item.path, item.kind] = item
-    return list(items.values())
+    def _delete(self, item: Item, path: str) -> bool:
+        since = time.time_ns() if self.overwrite else item.since_ns
+        remover = Remover(
+            self.target, _Consent(), since, resumed=False, hold=self._hold,
+            fail=lambda where, error: self.tally.fail(where, error.strerror or str(error)),
+        )  # fmt: skip
+        if self.target.stat(path) is None:
+            return True
+        if not remover.tree(path, ORDINARY):
+            return False
+        self.tally.change("deleted", path)
+        return True
 
+    def _hold(self, held: Held) -> None:
+        self.tally.hold(held.path, held.reason, held.detail)
 
-def is_full(error: OSError) -> bool:
-    """Whether an error means that no further write can succeed."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+    def _is_newer(self, item: Item, status: os.stat_result) -> bool:
+        return not self.overwrite and status.st_ctime_ns > item.since_ns

@@ -13,8 +13,17 @@ from casemate.workspace.target import Changed, Target
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
-    from casemate.workspace.judge import Context, Judge
+    from casemate.workspace.judge import Context
+    from casemate.workspace.scan import Change
+
+    class Judging(Protocol):
+        """The part of a judge that deleting needs."""
+
+        def enter(self, context: Context, path: str, change: Change | None) -> Context: ...
+        def deletion(self, context: Context, path: str, mode: int) -> Held | None: ...
+
 
 __all__ = ["Remover"]
 
@@ -27,7 +36,7 @@ class Remover:
     def __init__(
         self,
         target: Target,
-        judge: Judge,
+        judge: Judging,
         started_ns: int,
         *,
         resumed: bool,

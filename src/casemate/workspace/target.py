@@ -128,7 +128,7 @@ class Target:
                 stage = parent if self._stage is None else self._stage
                 self._remove_leftover(stage)
                 link_fd(fd, stage, TEMPORARY)
-            self._settle(stage, parent, name, before)
+            self.settle(stage, TEMPORARY, parent, name, before)
         except FileExistsError:
             raise Changed from None
         finally:
@@ -161,7 +161,7 @@ class Target:
             if self.super:
                 owner = self._owner_of(directory, parent)
                 self._chown(stage, TEMPORARY, owner if before is None else (before.st_uid, before.st_gid))
-            self._settle(stage, parent, name, before)
+            self.settle(stage, TEMPORARY, parent, name, before)
         except FileExistsError:
             raise Changed from None
         finally:
@@ -249,25 +249,30 @@ class Target:
         with suppress(FileNotFoundError):
             os.unlink(TEMPORARY, dir_fd=stage)
 
-    def _settle(self, stage: int, parent: int, name: str, before: os.stat_result | None) -> None:
-        """Give the finished entry in ``stage`` its real name; ``before`` must be there, or nothing."""
+    def settle(
+        self, stage: int, temporary: str, parent: int, name: str, before: os.stat_result | None
+    ) -> None:
+        """Give a finished entry its real name; ``before`` must be there, or nothing (FileExistsError).
+
+        Afterwards ``before`` has the temporary name, unless the file system cannot exchange two entries.
+        """
         if before is None:
-            rename(stage, TEMPORARY, parent, name, NOREPLACE)
+            rename(stage, temporary, parent, name, NOREPLACE)
             return
         try:
             if self._exchange:
                 try:
-                    rename(stage, TEMPORARY, parent, name, EXCHANGE)
+                    rename(stage, temporary, parent, name, EXCHANGE)
                 except OSError as error:
                     if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                         raise
                     self._exchange = False
             if not self._exchange:
-                rename(stage, TEMPORARY, parent, name)
+                rename(stage, temporary, parent, name)
                 return
         except FileNotFoundError:
             raise Changed from None
-        taken = os.stat(TEMPORARY, dir_fd=stage, follow_symlinks=False)
+        taken = os.stat(temporary, dir_fd=stage, follow_symlinks=False)
         if identity(taken) != identity(before):
-            rename(stage, TEMPORARY, parent, name, EXCHANGE)
+            rename(stage, temporary, parent, name, EXCHANGE)
             raise Changed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from casemate.workspace.apply import apply, start_time
@@ -13,6 +12,7 @@ from casemate.workspace.report import ApplyOptions, ApplyReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 _MOUNT = """
 set -e

@@ -1,0 +1,166 @@
+"""Taking files from the top by renaming them, where the top is on the same mount as the workspace.
+
+A renamed file is the command's own inode. That is allowed only because every process that might hold it
+open is dead, and only for files with a single name: another one would stay in the top, which may yet be
+mounted again. Owner, mode and attributes are made those of a file that was copied; where that does not
+work, the file is copied.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+from casemate.sys.files import (
+    DIRECTORY,
+    NOREPLACE,
+    chmod_fd,
+    descriptor_path,
+    mount_id,
+    open_beneath,
+    rename,
+)
+from casemate.workspace.names import join
+from casemate.workspace.scan import DIR, FILE, LINK
+from casemate.workspace.target import Changed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.workspace.merged import Merged
+    from casemate.workspace.scan import Change
+    from casemate.workspace.target import Target
+
+__all__ = ["Adopter"]
+
+# Attributes that can be taken off. Others (a security label, a capability, an access list) mean: copy.
+_OURS = ("user.", "trusted.overlay.")
+
+
+class Adopter:
+    """Renames from the top into the workspace what can be renamed."""
+
+    def __init__(self, top: int, target: Target, merged: Merged) -> None:
+        self.top, self.target, self.merged = top, target, merged
+        number = mount_id(top)
+        self.usable = number is not None and number == mount_id(target.root)
+        #: Directories that were taken as a whole.
+        self.adopted: set[str] = set()
+        #: Directories with something in them that may not pass just as it is.
+        self.spoiled: set[str] = set()
+
+    def spoil(self, path: str) -> None:
+        """An entry is not to be taken as it is, so none of the directories above it can be."""
+        if self.usable:
+            while path:
+                path = path.rpartition("/")[0]
+                if path in self.spoiled:
+                    return
+                self.spoiled.add(path)
+
+    def directory(self, change: Change) -> bool:
+        """Take a whole new directory; False: it has to be made and filled entry by entry.
+
+        Raises ``Changed`` if the host has an entry of that name by now.
+        """
+        path = change.path
+        if not self.usable or path in self.spoiled or change.source is not None:
+            return False
+        owner = self._owner(path)
+        if owner is None or not self._clean_tree(path, owner):
+            return False
+        return self._take(path, None)
+
+    def file(self, change: Change, before: os.stat_result | None) -> bool:
+        """Take one file, in the place of ``before``; False: it has to be copied.
+
+        Raises ``Changed`` as ``Target.write_file`` does.
+        """
+        if not self.usable or change.links != 1:
+            return False
+        owner = self._owner(change.path) if before is None else (before.st_uid, before.st_gid)
+        if owner is None:
+            return False
+        fd = open_beneath(self.top, change.path, os.O_PATH | os.O_NOFOLLOW)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or not self._clean(fd, status, owner):
+                return False
+        finally:
+            os.close(fd)
+        return self._take(change.path, before)
+
+    def _owner(self, path: str) -> tuple[int, int] | None:
+        """Who is to own a new entry; None if only the kernel knows (a group handed down)."""
+        status = os.fstat(self.target.directory(path.rpartition("/")[0]))
+        if self.target.super:
+            return status.st_uid, status.st_gid
+        return None if status.st_mode & stat.S_ISGID else (os.geteuid(), os.getegid())
+
+    def _clean_tree(self, top: str, owner: tuple[int, int]) -> bool:
+        stack = [top]
+        while stack:
+            path = stack.pop()
+            fd = open_beneath(self.top, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if not self._clean(fd, os.fstat(fd), owner):
+                    return False
+                with os.scandir(fd) as listing:
+                    for item in listing:
+                        entry = join(path, item.name)
+                        change = self.merged.index.get(entry)
+                        # What the scan left out (a whiteout over nothing) must not come along.
+                        if change is None or change.kind not in (FILE, LINK, DIR) or change.links != 1:
+                            return False
+                        if change.kind == DIR:
+                            stack.append(entry)
+                        elif not self._clean_entry(fd, item.name, owner):
+                            return False
+            finally:
+                os.close(fd)
+        return True
+
+    def _clean_entry(self, directory: int, name: str, owner: tuple[int, int]) -> bool:
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            return self._clean(fd, os.fstat(fd), owner)
+        finally:
+            os.close(fd)
+
+    def _clean(self, fd: int, status: os.stat_result, owner: tuple[int, int]) -> bool:
+        """Make one entry look as if we had made it; False if that cannot be."""
+        path = descriptor_path(fd)
+        # A link's magic name in /proc leads to the link itself: nothing is followed beyond it.
+        for name in os.listxattr(path):
+            if not name.startswith(_OURS):
+                return False
+            os.removexattr(path, name)
+        if (status.st_uid, status.st_gid) != owner:
+            if not self.target.super:
+                return False
+            os.chown(path, *owner)
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & ~0o777 and not stat.S_ISLNK(status.st_mode):
+            chmod_fd(fd, mode & 0o777)
+        return True
+
+    def _take(self, path: str, before: os.stat_result | None) -> bool:
+        directory, _, name = path.rpartition("/")
+        source = open_beneath(self.top, directory or ".", DIRECTORY)
+        try:
+            parent = self.target.directory(directory)
+            if before is None:
+                rename(source, name, parent, name, NOREPLACE)
+            else:
+                self.target.settle(source, name, parent, name, before)
+        except FileExistsError:
+            raise Changed from None
+        except OSError:
+            return False
+        else:
+            if before is not None:  # what was there is now in the top, in the place of the new file
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=source)
+            return True
+        finally:
+            os.close(source)

@@ -1,0 +1,230 @@
+"""Making one directory, file or link of the top real in the workspace."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from casemate.sys.files import birth_ns, open_beneath
+from casemate.workspace.adopt import Adopter
+from casemate.workspace.content import copy, same, write_all
+from casemate.workspace.merged import open_content, read_link
+from casemate.workspace.scan import DIR, LINK, WHITEOUT
+from casemate.workspace.target import Changed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.workspace.judge import Context
+    from casemate.workspace.merged import Merged
+    from casemate.workspace.remove import Remover
+    from casemate.workspace.report import ApplyOptions, Tally, Verdict
+    from casemate.workspace.scan import Change
+    from casemate.workspace.target import Target
+
+__all__ = ["Maker", "born_ns"]
+
+
+def born_ns(top: int, change: Change, started_ns: int) -> int:
+    """When the command made its version of an entry (or copied the host's up, to change it)."""
+    if change.kind == WHITEOUT:
+        return started_ns  # whiteouts share one inode
+    try:
+        fd = open_beneath(top, change.path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return started_ns
+    try:
+        return birth_ns(fd) or started_ns
+    finally:
+        os.close(fd)
+
+
+class Maker:
+    """Makes entries that have been judged. Each method raises ``Changed`` where the host's entry wins,
+    and OSError where the host refuses.
+    """
+
+    def __init__(
+        self, top: int, target: Target, merged: Merged, remover: Remover, contexts: dict[str, Context],
+        tally: Tally, options: ApplyOptions,
+    ) -> None:  # fmt: skip
+        self.top, self.target, self.merged, self.remover = top, target, merged, remover
+        self.contexts, self.tally, self.started = contexts, tally, options.started_ns
+        self.adopter = Adopter(top, target, merged)
+        # Directories that take the place of what is on the host.
+        self.replacing: set[str] = set()
+        # (path, mode, mtime or None) of directories, for when they are filled.
+        self._unfinished: list[tuple[str, int, int | None]] = []
+
+    def make(self, change: Change, verdict: Verdict) -> None:
+        """Make one entry; its directory is there."""
+        if change.path.rpartition("/")[0] in self.adopter.adopted:
+            self._adopted(change, verdict)
+        elif change.kind == DIR:
+            self._make_directory(change)
+        elif change.kind == LINK:
+            self._make_link(change, verdict)
+        else:
+            self._make_file(change, verdict)
+
+    def finish(self) -> list[tuple[str, OSError]]:
+        """Give the directories their modes and times; returns what failed."""
+        failed: list[tuple[str, OSError]] = []
+        for path, mode, mtime_ns in reversed(self._unfinished):
+            try:
+                self.target.finish_directory(path, mode, mtime_ns)
+            except OSError as error:
+                failed.append((path, error))
+        return failed
+
+    def _adopted(self, change: Change, verdict: Verdict) -> None:
+        """The entry came along with its directory."""
+        if change.kind == DIR:
+            self.adopter.adopted.add(change.path)
+        self._made(change, None)
+        if verdict.executable or (change.kind != DIR and change.kind != LINK and change.mode & 0o111):
+            self.tally.executable(change.path)
+
+    def _make_directory(self, change: Change) -> None:
+        path, mode = change.path, change.mode & 0o777
+        status = self.target.stat(path)
+        moved = change.source is not None and change.source != path
+        replaces = not moved and (
+            change.hides or (change.source is None and path.rpartition("/")[0] in self.replacing)
+        )
+        if replaces:
+            self.replacing.add(path)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            if not replaces or self._host_is_newer(change, status):
+                raise Changed
+            self.target.unlink(path, status)
+            status = None
+        if status is None:
+            if self.adopter.directory(change):
+                self.adopter.adopted.add(path)
+            else:
+                self.target.make_directory(path)
+            self.tally.change("replaced" if change.hides else "created", path)
+            self._unfinished.append((path, mode, change.mtime_ns))
+            return
+        if replaces:
+            index = self.merged.index
+            self.remover.children(
+                path, self.contexts[path], lambda name: f"{path}/{name}" in index
+            )
+            if change.hides:
+                self.tally.change("replaced", path)
+        before = status.st_mode & 0o777
+        wanted = before
+        if mode != change.lower_mode & 0o777 and (replaces or before == change.lower_mode & 0o777):
+            wanted = mode
+            if before != mode and not change.hides:
+                self.tally.change("mode", path)
+        if not self.target.super and before & 0o300 != 0o300:
+            self.target.finish_directory(path, before | 0o700, None)
+            before = -1
+        if wanted != before:
+            self._unfinished.append((path, wanted, None))
+
+    def _clear(self, change: Change) -> os.stat_result | None:
+        """The host's entry that a file or link replaces, if there is one; a directory is removed first."""
+        status = self.target.stat(change.path)
+        if status is None:
+            return None
+        if not stat.S_ISDIR(status.st_mode):
+            return status
+        directory = change.path.rpartition("/")[0]
+        if not stat.S_ISDIR(change.lower_mode) and directory not in self.replacing:
+            raise Changed
+        if not self.remover.tree(change.path, self.contexts[directory]):
+            raise Changed
+        return None
+
+    def _make_link(self, change: Change, verdict: Verdict) -> None:
+        to = read_link(self.top, change.path)
+        before = self._clear(change)
+        if before is not None and stat.S_ISLNK(before.st_mode) and self._host_link(change.path) == to:
+            return
+        if before is not None and self._host_is_newer(change, before):
+            raise Changed
+        self.target.write_link(change.path, to, change.mtime_ns, before)
+        self._made(change, before)
+        if verdict.executable:
+            self.tally.executable(change.path)
+
+    def _host_link(self, path: str) -> str:
+        directory, _, name = path.rpartition("/")
+        return read_link(self.target.directory(directory), name)
+
+    def _make_file(self, change: Change, verdict: Verdict) -> None:
+        content = verdict.content
+        source = open_content(self.top, change.path)
+        try:
+            status = os.fstat(source)
+            size = status.st_size if content is None else len(content)
+            before = self._clear(change)
+            if before is not None and self._is_equal(change, before, source, size, content):
+                return
+            if before is not None and self._host_is_newer(change, before):
+                raise Changed
+
+            def fill(fd: int) -> None:
+                if content is None:
+                    copy(source, fd, size, status.st_blocks)
+                else:
+                    write_all(fd, content)
+
+            if content is not None or not self.adopter.file(change, before):
+                self.target.write_file(change.path, fill, change.mode, change.mtime_ns, before)
+            self.tally.bytes += min(size, status.st_blocks * 512)
+            self._made(change, before)
+            # A judged file (a sample hook) is none that somebody starts.
+            if change.mode & 0o111 and content is None:
+                self.tally.executable(change.path)
+        finally:
+            os.close(source)
+
+    def _is_equal(
+        self, change: Change, before: os.stat_result, source: int, size: int, content: bytes | None
+    ) -> bool:
+        """Whether the host has this content already: copied up for its mode only, or made by an earlier
+        try. Then at most the mode is changed.
+        """
+        if not stat.S_ISREG(before.st_mode) or before.st_size != size:
+            return False
+        if before.st_mtime_ns != change.mtime_ns:
+            return False
+        try:
+            fd = self.target.read(change.path)
+        except OSError:
+            return False
+        try:
+            equal = os.pread(fd, size + 1, 0) == content if content is not None else same(source, fd, size)
+        finally:
+            os.close(fd)
+        if not equal:
+            return False
+        mode = change.mode & 0o777
+        if before.st_mode & 0o777 == mode:
+            return True
+        if self._host_is_newer(change, before):
+            return True  # the host has chosen another mode since, and nothing is lost with ours
+        if before.st_nlink > 1:
+            return False  # by a new file: the other name may lie outside of the workspace
+        self.target.set_mode(change.path, mode, before)
+        self.tally.change("mode", change.path)
+        if mode & 0o111:
+            self.tally.executable(change.path)
+        return True
+
+    def _made(self, change: Change, before: os.stat_result | None) -> None:
+        what = "created"
+        if before is not None or stat.S_ISDIR(change.lower_mode):
+            same_kind = before is not None and stat.S_IFMT(before.st_mode) == stat.S_IFMT(change.mode)
+            what = "modified" if same_kind else "replaced"
+        self.tally.change(what, change.path)
+
+    def _host_is_newer(self, change: Change, status: os.stat_result) -> bool:
+        """Whether the host changed its entry after the command made (or copied up) its own."""
+        return status.st_ctime_ns > self.started and status.st_ctime_ns > born_ns(
+            self.top, change, self.started
+        )
