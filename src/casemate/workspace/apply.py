@@ -106,7 +106,7 @@ class _Apply:
         self.store = (
             None if options.hold_dir is None else keeping.Store(options.hold_dir, options.hold_bytes)
         )
-        self.target = Target(root, options.hold_dir)
+        self.target = Target(root, options.hold_dir, self.started)
         self.remover = Remover(
             self.target, self.judge, self.started, resumed=options.resumed,
             hold=self._hold_deletion, fail=self._fail,

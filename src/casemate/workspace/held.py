@@ -123,7 +123,7 @@ class _Take:
     def __init__(self, hold_dir: int, root: int, tally: Tally, overwrite: bool) -> None:
         self.hold_dir, self.root, self.tally = hold_dir, root, tally
         self.overwrite = overwrite
-        self.target = Target(root, hold_dir)
+        self.target = Target(root, hold_dir, time.time_ns())
 
     def run(self, items: list[Item]) -> list[Item]:
         """Apply items; returns those that are done."""

@@ -3,10 +3,11 @@
 A link passes if it stays in the workspace, or leads to a place that the policy let the sandbox read and
 not write; and if it does not lead to a protected name, which would be that name by another way.
 
-It is judged as written and as resolved, through every link on the way, in the workspace as the command
-left it. What it is written like matters because the workspace goes on changing: ``..`` may only stand at
-the beginning of a relative link. There it means the real parents of the link's own directory; after a
-name, it would mean something else once that name becomes a link itself.
+It is judged as written and as resolved, through every link on the way: in the workspace as the command
+left it, and in the workspace as it is, since other changes may be held back. How it is written matters
+because the workspace goes on changing: ``..`` may only stand at the beginning of a relative link. There
+it means the real parents of the link's own directory; after a name, it would mean something else once
+that name becomes a link itself.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from __future__ import annotations
 import os
 import stat
 
+from casemate.workspace.merged import Merged, Node
 from casemate.workspace.names import join
 from casemate.workspace.report import LINK_OUTSIDE, LINK_PROTECTED
-from casemate.workspace.scan import DIR, LINK
+from casemate.workspace.scan import DIR, LINK, Changes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from casemate.workspace.merged import Merged, Node
     from casemate.workspace.protected import Protected
 
 __all__ = ["Links"]
@@ -38,7 +39,9 @@ class Links:
     def __init__(
         self, merged: Merged, protected: Protected, workspace: str, readable: tuple[str, ...]
     ) -> None:
-        self.merged, self.protected = merged, protected
+        nothing = Changes(entries=[], skipped=[], hidden=set())
+        self.worlds = (merged, Merged(merged.top, merged.lower, nothing))
+        self.protected = protected
         self.workspace = workspace.rstrip("/")
         self.readable = tuple(root.rstrip("/") or "/" for root in readable)
 
@@ -51,28 +54,43 @@ class Links:
             ups += 1
         if ".." in names[ups:] or (to.startswith("/") and ups) or not to:
             return (LINK_OUTSIDE, "'..' after a name"), 0
-        try:
-            if to.startswith("/"):
-                if not self._names_workspace(to) and not self._is_readable("/" + "/".join(names)):
-                    return (LINK_OUTSIDE, "an absolute path that the sandbox may not read"), 0
-                return None, self._walk_host("/", names)
-            directory = path.rpartition("/")[0]
-            return None, self._walk(directory, names)
-        except _Stop as stop:
-            reason, detail = stop.args
-            return (reason, detail), 0
+        absolute = "/" + "/".join(names) if to.startswith("/") else ""
+        if absolute and not self._names_workspace(absolute) and not self.is_readable(absolute):
+            return (LINK_OUTSIDE, "an absolute path that the sandbox may not read"), 0
+        modes: list[int] = []
+        for world in self.worlds:
+            walk = _Walk(self, world)
+            try:
+                if absolute:
+                    modes.append(walk.host("/", names))
+                else:
+                    modes.append(walk.view(path.rpartition("/")[0], names))
+            except _Stop as stop:
+                reason, detail = stop.args
+                return (reason, detail), 0
+        return None, modes[0]
 
     def _names_workspace(self, path: str) -> bool:
         return path == self.workspace or path.startswith(self.workspace + "/")
 
-    def _is_readable(self, path: str) -> bool:
+    def is_readable(self, path: str) -> bool:
         return any(root == "/" or path == root or path.startswith(root + "/") for root in self.readable)
 
-    def _walk(self, directory: str, names: list[str], budget: int = _MOST_LINKS) -> int:
-        """Resolve ``names`` from a directory of the view; returns the st_mode, 0 if nothing is there."""
-        here: list[Node] = [self.merged.root]
+
+class _Walk:
+    """One resolution. Raises ``_Stop`` where it ends badly."""
+
+    def __init__(self, links: Links, world: Merged) -> None:
+        self.links, self.world = links, world
+        self.budget = _MOST_LINKS
+
+    def view(self, directory: str, names: list[str]) -> int:
+        """Resolve ``names`` from a directory of the workspace; returns the st_mode, 0 if nothing is there."""
+        here = [self.world.root]
         for name in directory.split("/") if directory else ():
-            here.append(self.merged.child(here[-1], name))
+            node = self.world.child(here[-1], name)
+            # A new directory: if it is not made, the link in it is not made either.
+            here.append(node if node.kind == DIR else Node(join(here[-1].path, name), DIR))
         todo = names[::-1]
         while todo:
             name = todo.pop()
@@ -81,45 +99,48 @@ class Links:
                     raise _Stop(LINK_OUTSIDE, "leads out of the workspace")
                 here.pop()
                 continue
-            if rule := self.protected.match(here[-1].path, name):
-                raise _Stop(LINK_PROTECTED, f"leads to {rule.pattern}")
-            node = self.merged.child(here[-1], name)
+            self._check(here[-1].path, name)
+            node = self.world.child(here[-1], name)
             if node.kind == LINK:
-                budget -= 1
-                if budget < 0:
-                    raise _Stop(LINK_OUTSIDE, "too many links")
-                to = self.merged.target_of(node)
+                to = self._follow(self.world.target_of(node))
                 more = [part for part in to.split("/") if part not in ("", ".")]
                 if to.startswith("/"):
-                    return self._walk_host("/", more + todo[::-1], budget)
+                    return self.host("/", more + todo[::-1])
                 todo.extend(more[::-1])
             elif node.kind == DIR:
                 here.append(node)
+            elif not todo:
+                return node.mode
             else:
-                if not todo:
-                    return node.mode
-                return self._beyond(here[-1].path, name, todo)
+                return self._beyond(join(here[-1].path, name), todo)
         return here[-1].mode
 
-    def _beyond(self, directory: str, name: str, todo: list[str]) -> int:
+    def _check(self, directory: str, name: str) -> None:
+        if rule := self.links.protected.match(directory, name):
+            raise _Stop(LINK_PROTECTED, f"leads to {rule.pattern}")
+
+    def _follow(self, to: str) -> str:
+        self.budget -= 1
+        if self.budget < 0:
+            raise _Stop(LINK_OUTSIDE, "too many links")
+        return to
+
+    def _beyond(self, path: str, todo: list[str]) -> int:
         """The rest of a path after a name where no directory is (yet)."""
-        path = join(directory, name)
         for later in reversed(todo):
             if later == "..":
                 raise _Stop(LINK_OUTSIDE, "'..' after a name that is no directory")
-            if rule := self.protected.match(path, later):
-                raise _Stop(LINK_PROTECTED, f"leads to {rule.pattern}")
+            self._check(path, later)
             path = join(path, later)
         return 0
 
-    def _walk_host(self, start: str, names: list[str], budget: int = _MOST_LINKS) -> int:
+    def host(self, start: str, names: list[str]) -> int:
         """Resolve an absolute path on the host, until it ends or enters the workspace."""
-        here = start
+        here, mode = start, 0
         todo = names[::-1]
-        mode = 0
         while todo:
-            if here == self.workspace:
-                return self._walk("", todo[::-1], budget)
+            if here == self.links.workspace:
+                return self.view("", todo[::-1])
             name = todo.pop()
             if name == "..":
                 here = here.rpartition("/")[0] or "/"
@@ -134,16 +155,13 @@ class Links:
                 here, mode = "/".join([path, *reversed(todo)]), 0
                 break
             if stat.S_ISLNK(mode):
-                budget -= 1
-                if budget < 0:
-                    raise _Stop(LINK_OUTSIDE, "too many links")
-                to = os.readlink(path)
+                to = self._follow(os.readlink(path))
                 here = "/" if to.startswith("/") else here
                 todo.extend(part for part in reversed(to.split("/")) if part not in ("", "."))
-                continue
-            here = path
-        if here == self.workspace:
+            else:
+                here = path
+        if here == self.links.workspace:
             return stat.S_IFDIR | 0o700
-        if not self._is_readable(here):
+        if not self.links.is_readable(here):
             raise _Stop(LINK_OUTSIDE, "leads to a path that the sandbox may not read")
         return mode

@@ -225,6 +225,7 @@ class Maker:
 
     def _host_is_newer(self, change: Change, status: os.stat_result) -> bool:
         """Whether the host changed its entry after the command made (or copied up) its own."""
-        return status.st_ctime_ns > self.started and status.st_ctime_ns > born_ns(
-            self.top, change, self.started
+        changed_since = self.target.changed_since
+        return changed_since(status, self.started) and changed_since(
+            status, born_ns(self.top, change, self.started)
         )

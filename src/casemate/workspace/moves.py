@@ -123,19 +123,9 @@ class Mover:
             exchange = any(self._translate(other) == change.path for other in self.pending)
             if not exchange and not (change.hides and self.remover.tree(change.path, parent)):
                 return Held(change.path, CONFLICT, f"moved from {printable(source)}, something is in the way")
-        self._touch(here)
         self.target.move(here, change.path, exchange=exchange)
         self._done.append((here, change.path, exchange))
-        moved = self.target.stat(change.path)
-        if moved is not None:
-            self.remover.touched.add((moved.st_dev, moved.st_ino))
         return None
-
-    def _touch(self, path: str) -> None:
-        """A move changes the times of the directory that it moves something out of."""
-        above = self.target.stat(path.rpartition("/")[0]) if "/" in path else None
-        if above is not None and not self.remover.has_changed(above):
-            self.remover.touched.add((above.st_dev, above.st_ino))
 
     def _translate(self, path: str) -> str:
         """Where a path of the workspace is after the moves so far."""

@@ -48,8 +48,6 @@ class Remover:
         self.hold, self.fail = hold, fail
         #: Paths that a held-back rename still needs.
         self.keep: set[str] = set()
-        #: (st_dev, st_ino) of directories whose times we have changed ourselves.
-        self.touched: set[tuple[int, int]] = set()
 
     def tree(self, path: str, context: Context) -> bool:
         """Remove an entry with everything in it; True if nothing is left. ``context`` is its directory's."""
@@ -95,14 +93,14 @@ class Remover:
         if path in self.keep:
             return False
         held = self.judge.deletion(context, path, status.st_mode)
-        if held is None and self.has_changed(status):
+        if held is None and self._changed(status):
             held = Held(path, CONFLICT, _CHANGED)
         if held is not None:
             self.hold(held)
         return held is None
 
-    def has_changed(self, status: os.stat_result) -> bool:
-        if status.st_ctime_ns <= self.started or (status.st_dev, status.st_ino) in self.touched:
+    def _changed(self, status: os.stat_result) -> bool:
+        if not self.target.changed_since(status, self.started):
             return False
         # An earlier, interrupted try has removed entries itself: that sets both times of a directory. A
         # directory that the host moved here has a new ctime only.

@@ -205,8 +205,6 @@ class _Walk:
         if text in self.sources:  # two directories cannot have been the same one
             return None
         self.sources.add(text)
-        if text != path:
-            self.found.hidden.add(text)
         return text
 
     def _is_new(self, lower_fd: int) -> bool:

@@ -50,22 +50,36 @@ def identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 class Target:
-    """The workspace as something to write to. ``stage`` is a private directory, used if it can be."""
+    """The workspace as something to write to. ``stage`` is a private directory, used if it can be.
 
-    def __init__(self, root: int, stage: int | None) -> None:
-        self.root = root
+    What the host changed after ``started_ns`` is its own.
+    """
+
+    def __init__(self, root: int, stage: int | None, started_ns: int) -> None:
+        self.root, self.started = root, started_ns
         self.super = os.geteuid() == 0
         self._cached: tuple[str, int] = ("", -1)
         self._owner: tuple[str, int, int] = ("", -1, -1)
         # A rename works within one mount only; that the file system is the same is not enough.
         beside = stage is not None and mount_id(stage) is not None and mount_id(stage) == mount_id(root)
         self._stage = stage if beside else None
+        # ctime of inodes that we have changed ourselves, by (st_dev, st_ino).
+        self._ours: dict[tuple[int, int], int] = {}
         # What the file system has turned out not to support.
         self._exchange = self._unnamed = True
 
     def close(self) -> None:
         """Let go of the cached directory."""
         self.forget()
+
+    def note(self, status: os.stat_result) -> None:
+        """What the entry looks like is our own doing."""
+        self._ours[status.st_dev, status.st_ino] = status.st_ctime_ns
+
+    def changed_since(self, status: os.stat_result, moment_ns: int) -> bool:
+        """Whether somebody else changed the entry after ``moment_ns``."""
+        changed = status.st_ctime_ns
+        return changed > moment_ns and self._ours.get((status.st_dev, status.st_ino)) != changed
 
     def forget(self) -> None:
         """Drop the cached directory: something above it was renamed."""
@@ -208,7 +222,12 @@ class Target:
         fd = open_beneath(self.root, from_directory or ".", DIRECTORY)
         try:
             parent = self.directory(to_directory)
+            above = [(at, os.fstat(at)) for at in (fd, parent)]
             rename(fd, from_name, parent, to_name, EXCHANGE if exchange else NOREPLACE)
+            for at, before in above:
+                if not self.changed_since(before, self.started):
+                    self.note(os.fstat(at))
+            self.note(os.stat(to_name, dir_fd=parent, follow_symlinks=False))
         finally:
             os.close(fd)
             self.forget()
@@ -220,7 +239,18 @@ class Target:
         now = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if identity(now) != identity(before) or now.st_ctime_ns != before.st_ctime_ns:
             raise Changed
-        os.unlink(name, dir_fd=parent)
+        self._unlink(parent, name)
+
+    def _unlink(self, directory: int, name: str) -> None:
+        """Remove a name. An entry that has others gets a new ctime by that: it is our doing."""
+        fd = open_beneath(directory, name, os.O_PATH | os.O_NOFOLLOW)
+        try:
+            os.unlink(name, dir_fd=directory)
+            status = os.fstat(fd)
+            if status.st_nlink:
+                self.note(status)
+        finally:
+            os.close(fd)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -276,3 +306,5 @@ class Target:
         if identity(taken) != identity(before):
             rename(stage, temporary, parent, name, EXCHANGE)
             raise Changed
+        if taken.st_nlink > 1:
+            self._unlink(stage, temporary)

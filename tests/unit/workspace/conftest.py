@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.workspace.tops import Stage
+from tests.unit.workspace.tops import WHO, Stage, stage_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    """A workspace and a top on the same file system."""
-    return Stage(tmp_path / "stage")
+def stage() -> Iterator[Stage]:
+    """A workspace and a top on the same file system, of whoever runs the tests."""
+    with stage_for(WHO[0]) as made:
+        yield made
 
 
-@pytest.fixture
-def far_stage(tmp_path: Path) -> Iterator[Stage]:
-    """A workspace, and a top on another file system (a tmpfs)."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="casemate-top-") as top:
-        yield Stage(tmp_path / "stage", Path(top))
+@pytest.fixture(params=[(who, near) for who in WHO for near in (True, False)], ids=str)
+def any_stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """Applied by root and by a user; with the top near (renames) and far (copies)."""
+    who, near = request.param
+    with stage_for(who, near=near) as made:
+        yield made

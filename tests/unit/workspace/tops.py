@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import shutil
 import stat
 import subprocess
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from casemate.workspace.apply import apply, start_time
 from casemate.workspace.report import ApplyOptions, ApplyReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
 _MOUNT = """
 set -e
@@ -20,6 +24,56 @@ mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$3,$5" "$4"
 cd "$4"; shift 5
 exec "$@"
 """
+
+
+#: Who applies: root, or a person without any capability.
+WHO = ("root", "user") if os.geteuid() == 0 else ("user",)
+_PR_SET_DUMPABLE = 4
+
+
+@contextlib.contextmanager
+def acting_as(who: str) -> Iterator[None]:
+    """Do what follows as root, or as uid 1000 with all its powers gone."""
+    if who == "root" or os.geteuid() != 0:
+        yield
+        return
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(1000)
+    os.seteuid(1000)
+    # A change of uid makes /proc/self root's; a process that was started by the user has its own.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def stage_for(who: str, *, near: bool = True) -> Iterator[Stage]:
+    """A stage of ``who``; unless ``near``, the top is on another file system (a tmpfs)."""
+    places = [Path(tempfile.mkdtemp(dir="/var/tmp", prefix="casemate-stage-"))]
+    if not near:
+        places.append(Path(tempfile.mkdtemp(dir="/dev/shm", prefix="casemate-stage-")))
+    if who == "user" and os.geteuid() == 0:
+        for place in places:
+            os.chown(place, 1000, 1000)
+    try:
+        with acting_as(who):
+            yield Stage(places[0] / "stage", places[-1])
+    finally:
+        for place in places:
+            remove(place)
+
+
+def remove(path: Path) -> None:
+    """Delete a tree, however deep it is."""
+    subprocess.run(["chmod", "-R", "u+rwx", str(path)], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(["rm", "-rf", str(path)], check=False)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 class Stage:
@@ -35,7 +89,9 @@ class Stage:
         self.view = base / "view"
         for directory in (self.ws, self.hold, self.outside, self.upper, self.work, self.view):
             directory.mkdir(parents=True)
-        (self.outside / "secret").write_text("untouched\n")
+        for name in ("secret", "other", "f1"):
+            (self.outside / name).write_text("untouched\n")
+            (self.outside / name).chmod(0o600)
         self.user = os.geteuid() != 0
         self.started = 0
 
