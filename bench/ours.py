@@ -140,17 +140,27 @@ class CliDaemon(Spawned):
 
     def command(self, scratch: Scratch) -> Sequence[str | Path]:
         self.program = _command_path()
-        done = self._control("start")
-        if done.returncode:
-            raise BenchError(f"{self.name}: the daemon does not start: {done.stderr.strip()}")
+        self.found_running = self._control("status").returncode == 0
+        if not self.found_running:
+            self._control("start")
+        status = self._control("status")
+        # A daemon of another installation would be passed over without a word.
+        if status.returncode or "another installation" in status.stdout:
+            raise BenchError(
+                f"{self.name}: no usable daemon: {status.stdout.strip()} {status.stderr.strip()}"
+            )
         return self.program, "run", "--"
+
+    def ready(self) -> None:
+        time.sleep(REFILL_SECONDS)
 
     def _control(self, word: str) -> subprocess.CompletedProcess[str]:
         argv = [str(self.program), "daemon", word]
         return subprocess.run(argv, env=self.env, check=False, capture_output=True, text=True)
 
     def close(self) -> None:
-        self._control("stop")
+        if not self.found_running:
+            self._control("stop")
 
 
 def _checked(name: str, result: Any) -> str:
