@@ -269,7 +269,13 @@ def test_owner_is_the_workspaces() -> None:
             assert not stage.apply().failed
             owners = {name: (stage.ws / name).lstat().st_uid for name in
                       ("mine/a", "mine/new", "mine/new/x", "mine/link", "top")}  # fmt: skip
-            assert owners == {"mine/a": 1002, "mine/new": 1001, "mine/new/x": 1001, "mine/link": 1001, "top": 1000}
+            assert owners == {
+                "mine/a": 1002,
+                "mine/new": 1001,
+                "mine/new/x": 1001,
+                "mine/link": 1001,
+                "top": 1000,
+            }
 
 
 # -- whiteouts, opaque directories, redirects -------------------------------------------------------------
@@ -667,7 +673,9 @@ def test_killed_in_the_middle(stage: Stage) -> None:
     """An apply step killed at any point leaves no half-written file and no temporary name once it is run again,
     and the second run ends the job.
     """
-    stage.lower(**{f"old{number}": "1" for number in range(20)}, **{f"d__gone{number}": "1" for number in range(20)})
+    stage.lower(
+        **{f"old{number}": "1" for number in range(20)}, **{f"d__gone{number}": "1" for number in range(20)}
+    )
     stage.start()
     big = b"x" * 200_000
     for number in range(20):

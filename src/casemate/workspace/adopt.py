@@ -23,7 +23,7 @@ from casemate.sys.files import (
 )
 from casemate.workspace.names import join
 from casemate.workspace.scan import DIR, FILE, LINK
-from casemate.workspace.target import Changed
+from casemate.workspace.target import Changed, give
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ class Adopter:
         self.usable = number is not None and number == mount_id(target.root)
         #: Directories that were taken as a whole.
         self.adopted: set[str] = set()
+        #: (path, which it is, mode) of taken directories that get their mode when all is done: their owner
+        #: could not work in them before.
+        self.locked: list[tuple[str, os.stat_result, int]] = []
         #: Directories with something in them that may not pass just as it is.
         self.spoiled: set[str] = set()
 
@@ -67,9 +70,11 @@ class Adopter:
         if not self.usable or path in self.spoiled or change.source is not None:
             return False
         owner = self._owner(path)
-        if owner is None or not self._clean_tree(path, owner):
+        locked: list[tuple[str, os.stat_result, int]] = []
+        if owner is None or not self._clean_tree(path, owner, locked) or not self._take(path, None):
             return False
-        return self._take(path, None)
+        self.locked.extend(locked)
+        return True
 
     def file(self, change: Change, before: os.stat_result | None) -> bool:
         """Take one file, in the place of ``before``; False: it has to be copied.
@@ -97,14 +102,21 @@ class Adopter:
             return status.st_uid, status.st_gid
         return None if status.st_mode & stat.S_ISGID else (os.geteuid(), os.getegid())
 
-    def _clean_tree(self, top: str, owner: tuple[int, int]) -> bool:
+    def _clean_tree(
+        self, top: str, owner: tuple[int, int], locked: list[tuple[str, os.stat_result, int]]
+    ) -> bool:
         stack = [top]
         while stack:
             path = stack.pop()
             fd = open_beneath(self.top, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if not self._clean(fd, os.fstat(fd), owner):
+                status = os.fstat(fd)
+                if not self._clean(fd, status, owner):
                     return False
+                mode = self.merged.index[path].mode & 0o777
+                if mode & 0o700 != 0o700:
+                    chmod_fd(fd, mode | 0o700)
+                    locked.append((path, status, mode))
                 with os.scandir(fd) as listing:
                     for item in listing:
                         entry = join(path, item.name)
@@ -138,7 +150,7 @@ class Adopter:
         if (status.st_uid, status.st_gid) != owner:
             if not self.target.super:
                 return False
-            os.chown(path, *owner)
+            give(fd, owner)
         mode = stat.S_IMODE(status.st_mode)
         if mode & ~0o777 and not stat.S_ISLNK(status.st_mode):
             chmod_fd(fd, mode & 0o777)

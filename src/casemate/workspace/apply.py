@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["apply", "start_time"]
 
+#: The one failure that stands for all changes.
+TOO_MUCH = "more changes than can be looked at in the time and number allowed: nothing was applied"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # no further write can succeed
 _STORED = {FILE: keeping.FILE_ENTRY, LINK: keeping.LINK_ENTRY, DIR: keeping.DIRECTORY_ENTRY,
            WHITEOUT: keeping.DELETE}  # fmt: skip
@@ -125,13 +127,15 @@ class _Apply:
 
     def run(self) -> None:
         if self.changes.truncated:
-            self.tally.fail("", "the changes are too many to be looked at: nothing was applied")
+            self.tally.fail("", TOO_MUCH)
             return
         for path, code in self.changes.skipped:
             self.maker.adopter.spoil(path)
             self.tally.fail(path, code)
         try:
-            self._judge_all()
+            if not self._judge_all():
+                self.tally.fail("", TOO_MUCH)
+                return
             self._move_all()
             self._make_all()
             if self.tally.failed_total:
@@ -156,8 +160,12 @@ class _Apply:
 
     # -- deciding --------------------------------------------------------------------------------------
 
-    def _judge_all(self) -> None:
+    def _judge_all(self) -> bool:
+        """Decide over every change; False if that takes too long."""
+        end = time.monotonic() + self.options.limits.seconds
         for change in self.changes.entries:
+            if time.monotonic() > end:
+                return False
             above = self.contexts[change.path.rpartition("/")[0]]
             if change.kind == DIR:
                 self._judge_directory(change, above)
@@ -171,6 +179,7 @@ class _Apply:
                 self.deletes.append(change)
             else:
                 self.makes.append((change, verdict))
+        return True
 
     def _judge_directory(self, change: Change, above: Context) -> None:
         context = self.judge.enter(above, change.path, change)

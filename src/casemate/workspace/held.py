@@ -123,13 +123,14 @@ class _Take:
     def __init__(self, hold_dir: int, root: int, tally: Tally, overwrite: bool) -> None:
         self.hold_dir, self.root, self.tally = hold_dir, root, tally
         self.overwrite = overwrite
+        # Directories that have been made, for when they are filled.
+        self.filled: list[tuple[str, os.stat_result, Item]] = []
         self.target = Target(root, hold_dir, time.time_ns())
 
     def run(self, items: list[Item]) -> list[Item]:
         """Apply items; returns those that are done."""
         order = {MOVE_ENTRY: 0, DIRECTORY_ENTRY: 1, FILE_ENTRY: 2, LINK_ENTRY: 2, DELETE: 3}
         done: list[Item] = []
-        filled: list[Item] = []
         try:
             for item in sorted(items, key=lambda item: (order.get(item.kind, 2), item.path)):
                 path = os.fsdecode(item.path)
@@ -142,9 +143,8 @@ class _Take:
                 else:
                     if finished:
                         done.append(item)
-                        filled.extend([item] if item.kind == DIRECTORY_ENTRY else ())
-            for item in reversed(filled):
-                self.target.finish_directory(os.fsdecode(item.path), item.mode, item.mtime_ns)
+            for path, status, item in reversed(self.filled):
+                self.target.finish_directory(path, status, item.mode, item.mtime_ns)
         finally:
             self.target.close()
         return done
@@ -160,7 +160,7 @@ class _Take:
         before = self.target.stat(path)
         if item.kind == DIRECTORY_ENTRY:
             if before is None:
-                self.target.make_directory(path)
+                self.filled.append((path, self.target.make_directory(path), item))
                 self.tally.change("created", path)
             elif not stat.S_ISDIR(before.st_mode):
                 raise Changed
@@ -193,8 +193,7 @@ class _Take:
     def _make_above(self, path: str) -> None:
         if path and self.target.stat(path) is None:
             self._make_above(path.rpartition("/")[0])
-            self.target.make_directory(path)
-            self.target.finish_directory(path, 0o755, None)
+            self.target.finish_directory(path, self.target.make_directory(path), 0o755, None)
 
     def _delete(self, item: Item, path: str) -> bool:
         since = time.time_ns() if self.overwrite else item.since_ns

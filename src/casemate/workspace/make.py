@@ -52,8 +52,8 @@ class Maker:
         self.adopter = Adopter(top, target, merged)
         # Directories that take the place of what is on the host.
         self.replacing: set[str] = set()
-        # (path, mode, mtime or None) of directories, for when they are filled.
-        self._unfinished: list[tuple[str, int, int | None]] = []
+        # (path, which it is, mode, mtime or None) of directories, for when they are filled.
+        self._unfinished: list[tuple[str, os.stat_result, int, int | None]] = []
 
     def make(self, change: Change, verdict: Verdict) -> None:
         """Make one entry; its directory is there."""
@@ -69,9 +69,10 @@ class Maker:
     def finish(self) -> list[tuple[str, OSError]]:
         """Give the directories their modes and times; returns what failed."""
         failed: list[tuple[str, OSError]] = []
-        for path, mode, mtime_ns in reversed(self._unfinished):
+        self._unfinished.extend((*locked, None) for locked in self.adopter.locked)
+        for path, status, mode, mtime_ns in reversed(self._unfinished):
             try:
-                self.target.finish_directory(path, mode, mtime_ns)
+                self.target.finish_directory(path, status, mode, mtime_ns)
             except OSError as error:
                 failed.append((path, error))
         return failed
@@ -102,9 +103,9 @@ class Maker:
             if self.adopter.directory(change):
                 self.adopter.adopted.add(path)
             else:
-                self.target.make_directory(path)
+                made = self.target.make_directory(path)
+                self._unfinished.append((path, made, mode, change.mtime_ns))
             self.tally.change("replaced" if change.hides else "created", path)
-            self._unfinished.append((path, mode, change.mtime_ns))
             return
         if replaces:
             index = self.merged.index
@@ -120,10 +121,10 @@ class Maker:
             if before != mode and not change.hides:
                 self.tally.change("mode", path)
         if not self.target.super and before & 0o300 != 0o300:
-            self.target.finish_directory(path, before | 0o700, None)
+            self.target.finish_directory(path, status, before | 0o700, None)
             before = -1
         if wanted != before:
-            self._unfinished.append((path, wanted, None))
+            self._unfinished.append((path, status, wanted, None))
 
     def _clear(self, change: Change) -> os.stat_result | None:
         """The host's entry that a file or link replaces, if there is one; a directory is removed first."""

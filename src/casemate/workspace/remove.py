@@ -112,7 +112,10 @@ class Remover:
         try:
             fd = open_beneath(self.target.root, path, flags)
         except PermissionError:
-            self.target.finish_directory(path, 0o700, None)
+            status = self.target.stat(path)
+            if status is None:
+                raise
+            self.target.finish_directory(path, status, 0o700, None)
             fd = open_beneath(self.target.root, path, flags)
         try:
             return os.listdir(fd)

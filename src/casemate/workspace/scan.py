@@ -132,6 +132,7 @@ class _Walk:
 
     def run(self) -> Changes:
         end = time.monotonic() + self.limits.seconds
+        unlock(self.top)
         self._read(self.top, self.lower, "", "", xwhiteouts=False)
         while self.stack and not self.found.truncated:
             self._directory(*self.stack.pop())
@@ -314,8 +315,17 @@ def _open_top(top: int, path: str) -> tuple[int, int, int]:
         handle = open_beneath(top, path, DIRECTORY)
         try:
             status = os.fstat(handle)
-            chmod_fd(handle, stat.S_IMODE(status.st_mode) | 0o700)
+            unlock(handle)
         finally:
             os.close(handle)
         fd = open_beneath(top, path, flags)
     return fd, status.st_mode, status.st_mtime_ns
+
+
+def unlock(directory: int) -> None:
+    """Let us look into a directory of the top. Without effect on what the command has made of its mode:
+    that has been taken down before, or (of the top itself) is not passed on.
+    """
+    mode = os.fstat(directory).st_mode
+    if mode & 0o500 != 0o500 and os.geteuid() != 0:
+        chmod_fd(directory, stat.S_IMODE(mode) | 0o700)

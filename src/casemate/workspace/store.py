@@ -27,6 +27,7 @@ __all__ = [
 FILE_ENTRY, LINK_ENTRY, DIRECTORY_ENTRY, DELETE, MOVE_ENTRY = "file", "link", "dir", "delete", "move"
 
 _MANIFEST = "manifest.jsonl"
+_MOST = 100_000  # items: each may be a file of its own
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,6 +66,7 @@ class Store:
         self._used = sum(item.size for item in self._known.values())
         self._number = 0
         self._lines: list[bytes] = []
+        self._superseded: list[str] = []
 
     def keep(
         self, item: Item, source: int | None = None, blocks: int = 0, content: bytes | None = None
@@ -78,6 +80,8 @@ class Store:
             item.mode, item.size, item.mtime_ns, item.to, item.reason,
         ):  # fmt: skip
             return  # from an earlier try with the same top
+        if len(self._known) >= _MOST:
+            raise Full
         name = ""
         if source is not None or content is not None:
             if self._used + item.size > self.limit:
@@ -87,6 +91,8 @@ class Store:
         kept = msgspec.structs.replace(item, content=name, shown=printable(os.fsdecode(item.path)))
         self._lines.append(self._encoder.encode(kept))
         self._known[kept.path, kept.kind] = kept
+        if known is not None and known.content:
+            self._superseded.append(known.content)
 
     def _write(self, source: int | None, size: int, blocks: int, content: bytes | None) -> str:
         while True:
@@ -116,6 +122,9 @@ class Store:
         if self._lines:
             lines, self._lines = self._lines, []
             _write(self.directory, _MANIFEST, os.O_APPEND, lines)
+        for name in self._superseded:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.directory)
 
 
 def _write(directory: int, name: str, flags: int, lines: list[bytes]) -> None:

@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TEMPORARY", "Changed", "Target", "identity"]
+__all__ = ["TEMPORARY", "Changed", "Target", "give", "identity"]
 
 #: Name of a file on its way, if it cannot be kept out of the workspace. A protected name, so that no top
 #: can bring one along; a leftover of a crash is removed when the same change is applied again.
@@ -47,6 +47,16 @@ class Changed(Exception):
 def identity(status: os.stat_result) -> tuple[int, ...]:
     """What changes if the entry is replaced or written to. ctime is no part: a rename changes it."""
     return (status.st_dev, status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)
+
+
+def give(fd: int, owner: tuple[int, int]) -> None:
+    """Change the owner of an open file (O_PATH, too); where nobody can, it stays ours."""
+    try:
+        os.chown(descriptor_path(fd), *owner)
+    except OSError as error:
+        # A user namespace that does not know the owner; a file server that gives nothing away.
+        if error.errno not in (errno.EPERM, errno.EINVAL):
+            raise
 
 
 class Target:
@@ -132,7 +142,7 @@ class Target:
             fill(fd)
             if self.super:
                 owner = self._owner_of(directory, parent)
-                os.fchown(fd, *(owner if before is None else (before.st_uid, before.st_gid)))
+                give(fd, owner if before is None else (before.st_uid, before.st_gid))
             os.fchmod(fd, mode & 0o777)  # no setuid, setgid, sticky
             os.utime(fd, ns=(mtime_ns, mtime_ns))
             if before is None and stage < 0:
@@ -181,7 +191,7 @@ class Target:
         finally:
             self._remove_leftover(stage)
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str) -> os.stat_result:
         """Make a directory that only its owner can use; mode and time come when it is filled."""
         directory, _, name = path.rpartition("/")
         parent = self.directory(directory)
@@ -191,14 +201,16 @@ class Target:
             raise Changed from None
         if self.super:
             self._chown(parent, name, self._owner_of(directory, parent))
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
 
-    def finish_directory(self, path: str, mode: int, mtime_ns: int | None) -> None:
-        """Give a directory its mode and, unless None, its time."""
+    def finish_directory(self, path: str, status: os.stat_result, mode: int, mtime_ns: int | None) -> None:
+        """Give a directory its mode and, unless None, its time. Not another one that is there by now."""
         fd = open_beneath(self.root, path, DIRECTORY)
         try:
-            chmod_fd(fd, mode & 0o777)
-            if mtime_ns is not None:
-                os.utime(descriptor_path(fd), ns=(mtime_ns, mtime_ns))
+            if os.path.samestat(os.fstat(fd), status):
+                chmod_fd(fd, mode & 0o777)
+                if mtime_ns is not None:
+                    os.utime(descriptor_path(fd), ns=(mtime_ns, mtime_ns))
         finally:
             os.close(fd)
 
@@ -271,7 +283,7 @@ class Target:
             fresh = status.st_nlink == (2 if stat.S_ISDIR(status.st_mode) else 1)
             if not ours or (not fresh and status.st_nlink != 1):
                 raise Changed
-            os.chown(descriptor_path(fd), *owner)
+            give(fd, owner)
         finally:
             os.close(fd)
 
