@@ -70,8 +70,13 @@ class InlineRun:
     def _start(self) -> None:
         job, launcher = self._job, self._launcher
         assert job.plan is not None  # noqa: S101
+        stdio = (-1, -1, -1)
+        if not job.late.tty:
+            pipes = [os.pipe(), os.pipe(), os.pipe()]
+            stdio = (pipes[0][0], pipes[1][1], pipes[2][1])
+            self.stdin, self.stdout, self.stderr = pipes[0][1], pipes[1][0], pipes[2][0]
         try:
-            site = self._site = launcher.prepare(job.plan.spec)
+            running, terminals = launcher.launch(job.plan.spec, job.late, stdio)
         except OSError as error:
             raise ProtectionUnavailable(
                 f"the sandbox's surroundings cannot be made: {error}",
@@ -80,19 +85,14 @@ class InlineRun:
                 needed="Linux 6.15 with user namespaces, overlayfs, tmpfs",
                 found=str(error),
             ) from error
-        if job.late.tty:
-            self.terminal, self.slave, job.late.pts = launcher.open_terminal(site)
-            stdio = (-1, -1, -1)
-        else:
-            pipes = [os.pipe(), os.pipe(), os.pipe()]
-            stdio = (pipes[0][0], pipes[1][1], pipes[2][1])
-            self.stdin, self.stdout, self.stderr = pipes[0][1], pipes[1][0], pipes[2][0]
-        try:
-            self._running = launcher.start(site, job.late, stdio)
         finally:
             for descriptor in stdio:
                 if descriptor >= 0:
                     os.close(descriptor)
+        self._running, self._site = running, running.site
+        site = running.site
+        if terminals:
+            self.terminal, self.slave = terminals
         if job.plan.watch:
             tops = [site.directory] if job.plan.spec.tops_on_disk and site.tops else []
             self._watch = Watch(job.plan.watch, tops, self._running.pid)

@@ -44,8 +44,13 @@ class Ruleset:
     It also scopes abstract unix sockets and signals to the sandbox from ABI 6 on.
     """
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, descriptor: int = -1) -> None:
+        """A new ruleset for this ABI, or one that another process made."""
+        self.version = version
         self._known = _handled(version)
+        if descriptor >= 0:
+            self.descriptor = descriptor
+            return
         scoped = _SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL if version >= 6 else 0
         block = struct.pack("=QQQ", self._known, 0, scoped)
         size = 24 if version >= 6 else 16 if version >= 4 else 8

@@ -64,6 +64,7 @@ class Keeper:
         self._pools: dict[str, _Pool] = {}
         self._runs: dict[int, _Run] = {}
         self._by_pidfd: dict[int, int] = {}
+        self._by_status: dict[int, int] = {}
         self._poll = select.poll()
         self._poll.register(endpoint.fileno(), select.POLLIN)
         self._refill: list[str] = []
@@ -95,6 +96,8 @@ class Keeper:
             if descriptor == self._socket.fileno():
                 if not self._request():
                     return False
+            elif descriptor in self._by_status:
+                self._spawned(self._by_status.pop(descriptor))
             elif descriptor in self._by_pidfd:
                 self._ended(self._by_pidfd[descriptor])
         if not events and not busy and self._refill:
@@ -187,32 +190,23 @@ class Keeper:
         key = str(message.get("key"))
         spec, limits = self._specs[key]
         late = Late.from_dict(message.get("late"))
-        site, running, channel = self._obtain(key, spec)
-        extra: list[int] = []
         if late.tty:
             stdio = (-1, -1, -1)
-            master, slave, late.pts = self._launcher.open_terminal(site)
-            extra = [master, slave]
-        else:
-            if len(descriptors) != 3:
-                raise SandboxError("malformed request: three streams were expected", code="bad-request")
+        elif len(descriptors) == 3:
             stdio = (descriptors[0], descriptors[1], descriptors[2])
-        try:
-            if running is None:
-                running = self._launcher.start(site, late, stdio)
-            else:
-                self._launcher.hand_over(running, channel, late, stdio)
-        except BaseException:
-            self._launcher.forget(site)
-            self._launcher.discard(site)
-            raise
+        else:
+            raise SandboxError("malformed request: three streams were expected", code="bad-request")
+        running, extra = self._begin(key, spec, late, stdio)
+        site = running.site
         watch = None
         if limits:
             tops = [site.directory] if spec.tops_on_disk and site.tops else []
             watch = Watch(limits, tops, running.pid)
         self._runs[number] = _Run(site, running, str(message.get("note", "")), watch)
         self._by_pidfd[running.pidfd] = number
+        self._by_status[running.status] = number
         self._poll.register(running.pidfd, select.POLLIN)
+        self._poll.register(running.status, select.POLLIN)
         if extra:
             self._tell({"event": "started", "id": number}, extra)
             for descriptor in extra:
@@ -220,12 +214,46 @@ class Keeper:
         if key in self._pools:
             self._refill.append(key)
 
+    def _begin(
+        self, key: str, spec: Spec, late: Late, stdio: tuple[int, int, int]
+    ) -> tuple[Running, list[int]]:
+        """Start a command in a sandbox that was made ahead, if there is one, else in a new one."""
+        pool = self._pools.get(key)
+        while pool is not None and pool.ready:
+            site, running, channel = pool.ready.pop(0)
+            try:
+                if running is None:
+                    return self._launcher.start(site, late, stdio)
+                return running, self._launcher.hand_over(running, channel, late, stdio)
+            except BrokenPipeError:  # somebody killed the waiting one
+                assert running is not None  # noqa: S101
+                self._launcher.reap(running)
+                self._launcher.forget(site)
+                self._launcher.discard(site)
+            except BaseException:
+                if running is not None:
+                    self._launcher.kill(running)
+                    self._launcher.reap(running)
+                self._launcher.forget(site)
+                self._launcher.discard(site)
+                raise
+        return self._launcher.launch(spec, late, stdio)
+
+    def _spawned(self, number: int) -> None:
+        """The command's first record is there: it runs, and this process has a moment."""
+        running = self._runs[number].running
+        if running is not None:
+            self._poll.unregister(running.status)
+            self._launcher.linger(running)
+
     def _ended(self, number: int) -> None:
         run = self._runs[number]
         running = run.running
         assert running is not None  # noqa: S101
         self._poll.unregister(running.pidfd)
         del self._by_pidfd[running.pidfd]
+        if self._by_status.pop(running.status, None) is not None:
+            self._poll.unregister(running.status)
         outcome = self._launcher.reap(running)
         run.running = None
         facts = os.fstatvfs(run.site.scratch)
@@ -276,7 +304,7 @@ class Keeper:
             return
         spec, _ = self._specs[key]
         try:
-            site = self._launcher.prepare(spec, ahead=True)
+            site = self._launcher.prepare(spec)
             if pool.kind == "slot":
                 running, channel = self._launcher.start_waiting(site)
                 pool.ready.append((site, running, channel))
@@ -284,17 +312,6 @@ class Keeper:
                 pool.ready.append((site, None, -1))
         except (CasemateError, OSError):
             pool.size = 0  # the next start makes its own, and says what is wrong
-
-    def _obtain(self, key: str, spec: Spec) -> tuple[Site, Running | None, int]:
-        pool = self._pools.get(key)
-        while pool is not None and pool.ready:
-            site, running, channel = pool.ready.pop(0)
-            if running is None or pidfd_signal(running.pidfd, 0):
-                return site, running, channel
-            self._launcher.reap(running)  # somebody killed a waiting one
-            self._launcher.forget(site)
-            self._launcher.discard(site)
-        return self._launcher.prepare(spec), None, -1
 
     def _end_all(self) -> None:
         """The client is gone: no sandbox outlives it; tops with work in them stay for the next run."""

@@ -10,9 +10,12 @@ holds. Init stays non-dumpable: the command has its uid, yet can read nothing of
 from __future__ import annotations
 
 import _signal
+import _socket
 import os
+import resource
 import time
 
+from casemate.isolation.process import wire
 from casemate.isolation.process.spec import Late, Spec
 from casemate.sys import mounts, namespaces, process
 from casemate.sys.bpf import Prepared as PreparedFilter
@@ -22,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Parts", "become_init"]
+__all__ = ["Parts", "Surroundings", "become_init", "send_surroundings"]
 
 # Below /proc, what acts on the whole machine: read-only for everyone, root's own sandboxes included
 # (sysctl files obey the uid of the opener and no capability, so a uid-0 sandbox could write them).
@@ -41,24 +44,38 @@ _FORWARDED = (
 _TIOCSCTTY = 0x540E
 
 
+class Surroundings:
+    """What the launcher made for one sandbox, as the child takes it."""
+
+    __slots__ = ("entrances", "parts", "ruleset")
+
+    def __init__(self, entrances: list[int], parts: list[tuple[int, str]], ruleset: Ruleset | None) -> None:
+        self.entrances = entrances  # files of the control groups by which a process enters
+        self.parts = parts  # detached mount, place inside
+        self.ruleset = ruleset
+
+
 class Parts:
-    """What the launcher has made ready for one child; descriptors are closed by the seal itself."""
+    """What a child is forked with; descriptors are closed by the seal itself.
+
+    Without ``surroundings`` they come over ``channel``, with the command, while the child makes its
+    namespaces.
+    """
 
     __slots__ = (
         "alive_read",
         "alive_write",
         "channel",
-        "entrances",
         "filter",
         "gid",
         "joined",
         "rootless",
-        "ruleset",
         "spec",
         "start_block",
         "status",
         "stdio",
-        "tree",
+        "surroundings",
+        "template",
         "uid",
     )
 
@@ -67,32 +84,72 @@ class Parts:
         self.uid = uid
         self.gid = gid
         self.rootless = rootless
-        self.tree = -1
-        self.entrances: list[int] = []
+        self.template = -1  # mount namespace
+        self.surroundings: Surroundings | None = None
         self.joined: list[tuple[int, int]] = []  # (namespace descriptor, kind) made ahead
-        self.ruleset: Ruleset | None = None
         self.filter: PreparedFilter | None = None
+        self.start_block: process.StartBlock | None = None
         self.alive_read = -1
         self.alive_write = -1
         self.status = -1
-        self.channel = -1  # on which a waiting sandbox gets its command
+        self.channel = -1
         self.stdio: tuple[int, int, int] = (-1, -1, -1)
-        self.start_block: process.StartBlock | None = None
 
 
-def become_init(parts: Parts, late: Late | None, receive: Callable[[], tuple[Late, tuple[int, int, int]]] | None) -> None:
+def send_surroundings(channel: _socket.socket, around: Surroundings, late: Late) -> None:
+    """Give a child that is making its namespaces the rest: its surroundings and its command."""
+    handles = [*around.entrances, *(part for part, _ in around.parts)]
+    if around.ruleset is not None:
+        handles.append(around.ruleset.descriptor)
+    message = {
+        "entrances": len(around.entrances),
+        "targets": [target for _, target in around.parts],
+        "landlock": around.ruleset.version if around.ruleset is not None else 0,
+        "late": late.as_dict(),
+    }
+    try:
+        wire.send(channel, message, handles)
+    finally:
+        for descriptor in around.entrances:
+            os.close(descriptor)
+
+
+def _receive_surroundings(channel: int) -> tuple[Surroundings, Late]:
+    endpoint = _socket.socket(fileno=channel)
+    message, handles = wire.receive(endpoint)
+    endpoint.close()
+    if message is None:
+        os._exit(1)  # the launcher met something first, and says so itself
+    count, targets = message["entrances"], message["targets"]
+    version = message["landlock"]
+    assert isinstance(count, int) and isinstance(targets, list) and isinstance(version, int)  # noqa: S101
+    parts = list(zip(handles[count : count + len(targets)], targets, strict=True))
+    ruleset = Ruleset(version, handles[-1]) if version else None
+    return Surroundings(handles[:count], parts, ruleset), Late.from_dict(message["late"])
+
+
+def become_init(
+    parts: Parts, late: Late | None, receive: Callable[[], tuple[Late, tuple[int, int, int]]] | None
+) -> None:
     """Seal the calling process, obtain the command, run it, report, end. Never returns.
 
-    Without ``late``, ``receive`` waits for the command and its streams; it is called when all is sealed.
+    The command is ``late``, or comes with the surroundings, or (a sandbox that waits) by ``receive``, which
+    is called when all is sealed.
     """
     step = ["start"]
     try:
-        _seal(parts, step)
+        proc = _make_namespaces(parts, step)
+        around = parts.surroundings
+        if around is None:
+            step[0] = "surroundings"
+            around, late = _receive_surroundings(parts.channel)
+            parts.channel = -1
+        _seal(parts, around, proc, step)
         step[0] = "command"
         stdio = parts.stdio
-        if late is None:
-            assert receive is not None  # noqa: S101
+        if receive is not None:
             late, stdio = receive()
+        assert late is not None  # noqa: S101
         code = _serve(late, parts.status, stdio)
     except BaseException as error:
         _report_failure(parts.status, step[0], error)
@@ -110,31 +167,45 @@ def _report_failure(status: int, step: str, error: BaseException) -> None:
         return
 
 
-def _seal(parts: Parts, step: list[str]) -> None:
-    """Every step up to and including seccomp. ``step`` names the one that is under way."""
-    spec = parts.spec
+def _make_namespaces(parts: Parts, step: list[str]) -> int:
+    """What can be done before the surroundings are there: own namespaces, a copy of the template's mounts.
+
+    Returns the sandbox's own /proc, still detached.
+    """
     os.close(parts.alive_write)
     if parts.start_block is not None:
         parts.start_block.rename(b"casemate-init")
-    step[0] = "cgroup"
-    for entrance in parts.entrances:
-        os.write(entrance, b"0")
-    step[0] = "namespaces"
-    # The child was made in new pid and mount namespaces, and in new network, IPC and UTS ones unless they
-    # were made ahead. The cgroup namespace starts at the group just entered.
-    for descriptor, kind in parts.joined:
-        namespaces.enter(descriptor, kind)
-    namespaces.leave(namespaces.CGROUP)
     os.setsid()
-    step[0] = "mounts"
-    mounts.make_private()
-    _mount_proc(parts)
-    mounts.pivot_into(parts.tree)
-    step[0] = "names"
-    if not parts.joined:
-        if not spec.network_host:
+    step[0] = "namespaces"
+    if parts.joined:
+        for descriptor, kind in parts.joined:
+            namespaces.enter(descriptor, kind)
+    else:
+        network = not parts.spec.network_host
+        namespaces.leave(namespaces.IPC | namespaces.UTS | (namespaces.NET if network else 0))
+        namespaces.set_hostname(parts.spec.hostname)
+        if network:
             namespaces.loopback_up()
-        namespaces.set_hostname(spec.hostname)
+    # Before that namespace is left in which a /proc is visible: without one the unprivileged may mount none.
+    proc = _new_proc(parts)
+    # The template's namespace has the sandbox's root as its root and nothing of the host's mounts, so
+    # there is nothing to pivot away from: unmounting the host's would wait for a grace period.
+    namespaces.enter(parts.template, namespaces.MOUNT)
+    namespaces.leave(namespaces.MOUNT)
+    return proc
+
+
+def _seal(parts: Parts, around: Surroundings, proc: int, step: list[str]) -> None:
+    """Every step up to and including seccomp. ``step`` names the one that is under way."""
+    spec = parts.spec
+    step[0] = "cgroup"
+    for entrance in around.entrances:
+        os.write(entrance, b"0")
+    namespaces.leave(namespaces.CGROUP)
+    step[0] = "mounts"
+    for part, target in around.parts:
+        mounts.move_mount(part, mounts.AT_FDCWD, target)
+    _attach_proc(proc)
     step[0] = "limits"
     _set_rlimits(spec)
     step[0] = "ids"
@@ -151,11 +222,11 @@ def _seal(parts: Parts, step: list[str]) -> None:
     process.die_with_parent(parts.alive_read)
     step[0] = "no_new_privs"
     process.no_new_privileges()
-    if parts.ruleset is not None:
+    if around.ruleset is not None:
         step[0] = "landlock"
         proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
-        parts.ruleset.allow(proc, EVERYTHING)
-        parts.ruleset.enforce()
+        around.ruleset.allow(proc, EVERYTHING)
+        around.ruleset.enforce()
     step[0] = "descriptors"
     if parts.stdio[0] < 0:  # a terminal, or streams that come later
         # Nothing of the launcher's own streams comes along, its terminal least of all.
@@ -169,31 +240,35 @@ def _seal(parts: Parts, step: list[str]) -> None:
         parts.filter.install()
 
 
-def _mount_proc(parts: Parts) -> None:
-    """A fresh /proc of the new pid namespace, put into the tree before it becomes the root."""
-    flags = mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
-    proc = mounts.filesystem("proc", flags)
+_PROC_FLAGS = mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
+
+
+def _new_proc(parts: Parts) -> int:
+    """A fresh /proc of the new pid namespace, whose init the caller is."""
+    proc = mounts.filesystem("proc", _PROC_FLAGS)
     if not parts.spec.memfd_exec and not parts.rootless:
         # Per pid namespace since Linux 6.3: memfds of this sandbox can never be executed. Unprivileged
         # launchers may not write it (the file obeys global root); their filter asks for the flag instead.
         handle = os.open("sys/vm/memfd_noexec", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
         os.write(handle, b"2")
         os.close(handle)
-    mounts.move_mount(proc, parts.tree, "proc")
+    return proc
+
+
+def _attach_proc(proc: int) -> None:
+    mounts.move_mount(proc, mounts.AT_FDCWD, "/proc")
     for name in _PROC_READ_ONLY:
         try:
             cover = mounts.clone_tree(proc, name)
         except FileNotFoundError:
             continue
-        mounts.restrict(cover, mounts.RDONLY | flags)
+        mounts.restrict(cover, mounts.RDONLY | _PROC_FLAGS)
         mounts.move_mount(cover, proc, name)
         os.close(cover)
     os.close(proc)
 
 
 def _set_rlimits(spec: Spec) -> None:
-    import resource
-
     for name, value in spec.rlimits.items():
         kind: int = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]

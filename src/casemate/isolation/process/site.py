@@ -1,0 +1,345 @@
+"""Everything of a sandbox that exists before its process does: group, file systems, rules.
+
+What belongs to one sandbox alone is made here, each part a detached mount held by a descriptor; the child
+attaches the parts to its own copy of the template's mount namespace. What all sandboxes of a plan share,
+the read-only root, is that template: a mount namespace built once.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from casemate.errors import ProtectionUnavailable
+from casemate.isolation.process import filter as seccomp
+from casemate.isolation.process import rootfs
+from casemate.sys import cgroups, landlock, mounts, namespaces
+from casemate.sys.bpf import Prepared as PreparedFilter
+from casemate.sys.landlock import EVERYTHING, READ, WRITE_DEVICE, Ruleset
+from casemate.sys.native import machine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.isolation.process.spec import Spec
+
+__all__ = ["HOME", "Site", "SiteMaker", "Template"]
+
+HOME = "/home/sandbox"
+_FLAGS = mounts.NOSUID | mounts.NODEV
+_HIDDEN = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
+
+
+class Site:
+    """One sandbox's surroundings. Every descriptor in it is closed by ``Launcher.discard``."""
+
+    __slots__ = (
+        "directory",
+        "filter",
+        "gid",
+        "group",
+        "joined",
+        "kept",
+        "lingering",
+        "parts",
+        "pts",
+        "ruleset",
+        "scratch",
+        "spec",
+        "template",
+        "tops",
+        "uid",
+    )
+
+    def __init__(self, spec: Spec, template: Template, uid: int, gid: int, directory: str) -> None:
+        self.spec = spec
+        self.template = template
+        self.uid = uid
+        self.gid = gid
+        self.directory = directory  # this run's own, on disk; made when something has to lie there
+        self.kept = False  # whether the tops outlive this process by now
+        self.scratch = -1
+        self.pts = -1
+        self.parts: list[tuple[int, str]] = []  # detached mount, place inside
+        self.tops: list[int] = []
+        self.group: cgroups.Group | None = None
+        self.joined: list[tuple[int, int]] = []  # namespaces made ahead: descriptor, kind
+        self.lingering: list[int] = []
+        self.ruleset: Ruleset | None = None
+        self.filter: PreparedFilter | None = None
+
+
+class Template:
+    """The read-only root of a plan: its tree (for rules) and the mount namespace of which it is the root."""
+
+    __slots__ = ("dev", "namespace", "tree")
+
+    def __init__(self, spec: Spec, *, make_nodes: bool) -> None:
+        self.tree = rootfs.build(spec.root, spec.devices, make_nodes=make_nodes)
+        self.dev = os.open("dev", os.O_PATH | os.O_CLOEXEC, dir_fd=self.tree)
+
+        def become_root() -> None:
+            mounts.make_private()
+            mounts.pivot_into(self.tree)
+
+        self.namespace = namespaces.make(namespaces.MOUNT, become_root)[namespaces.MOUNT]
+
+    def close(self) -> None:
+        """Let it go; sandboxes that were made from it keep their own copies."""
+        for descriptor in (self.tree, self.dev, self.namespace):
+            os.close(descriptor)
+
+
+class SiteMaker:
+    """Makes the parts of sites; remembers templates, filters and id maps between runs."""
+
+    def __init__(self, hierarchies: cgroups.Hierarchies, *, rootless: bool) -> None:
+        self.rootless = rootless
+        self.hierarchies = hierarchies
+        self._landlock = landlock.abi()
+        self._own = (os.geteuid(), os.getegid())
+        self._templates: dict[str, Template] = {}
+        self._filters: dict[str, PreparedFilter] = {}
+        self._maps: dict[tuple[int, int, int], int] = {}
+
+    def template(self, spec: Spec) -> Template:
+        """The template of a spec; built on first use."""
+        key = repr((spec.root, spec.devices))
+        if key not in self._templates:
+            self._templates[key] = Template(spec, make_nodes=not self.rootless)
+        return self._templates[key]
+
+    def filter(self, spec: Spec) -> PreparedFilter:
+        """The seccomp program of a spec, ready to be installed."""
+        key = ",".join(spec.words)
+        if key not in self._filters:
+            words = frozenset(spec.words) & seccomp.WORDS
+            program = seccomp.build(machine(), words=words, strict_memfd=self.rootless)
+            self._filters[key] = PreparedFilter(program)
+        return self._filters[key]
+
+    def close(self) -> None:
+        """Let templates and id maps go."""
+        for template in self._templates.values():
+            template.close()
+        for descriptor in self._maps.values():
+            os.close(descriptor)
+        self._templates.clear()
+        self._maps.clear()
+
+    # -- the steps -----------------------------------------------------------------------------------
+
+    def make(self, site: Site, name: str) -> None:
+        """Fill in the site. Raises SandboxError, ProtectionUnavailable or OSError; discard it then."""
+        site.filter = self.filter(site.spec)
+        self._make_group(site, name)
+        self._make_private_parts(site)
+        for number in range(len(site.spec.views)):
+            self._make_view(site, number)
+        for source, target in site.spec.binds:
+            if target.startswith(f"{HOME}/"):
+                self._make_directories(site, "home" + target.removeprefix(HOME))
+            part = self._host_directory(site, source, self._own)
+            self._add(site, part, target)
+
+    def make_namespaces(self, site: Site) -> None:
+        """Make network, IPC and UTS namespaces ahead of the process that will enter them."""
+        network = not site.spec.network_host
+
+        def setup() -> None:
+            namespaces.set_hostname(site.spec.hostname)
+            if network:
+                namespaces.loopback_up()
+
+        kinds = namespaces.IPC | namespaces.UTS | (namespaces.NET if network else 0)
+        site.joined = [(descriptor, kind) for kind, descriptor in namespaces.make(kinds, setup).items()]
+
+    def _make_group(self, site: Site, name: str) -> None:
+        spec = site.spec
+        if not self.hierarchies.base:
+            return
+        try:
+            limits = cgroups.Limits(spec.memory, spec.pids, spec.cpu)
+            site.group = cgroups.Group(self.hierarchies, name, limits)
+        except OSError as error:
+            raise ProtectionUnavailable(
+                f"cannot make a control group: {error}",
+                hint="run `casemate doctor`",
+                protection="limits of scope tree",
+                needed="a writable control group",
+                found=str(error),
+            ) from error
+
+    def _make_private_parts(self, site: Site) -> None:
+        """/tmp, /dev/shm, HOME and the account files on one small file system; a /dev/pts."""
+        spec = site.spec
+        if spec.landlock and self._landlock:
+            site.ruleset = Ruleset(self._landlock)
+            site.ruleset.allow(site.template.tree, READ)
+            site.ruleset.allow(site.template.dev, READ | WRITE_DEVICE)
+        scratch = site.scratch = mounts.filesystem("tmpfs", _FLAGS, mode="0711", size=str(spec.scratch))
+        for name, mode, target in (("tmp", 0o1777, "/tmp"), ("shm", 0o1777, "/dev/shm"), ("home", 0o700, HOME)):
+            os.mkdir(name, mode, dir_fd=scratch)
+            if mode & 0o1000:
+                os.chmod(name, mode, dir_fd=scratch)
+            else:
+                self._give(site, name)
+            self._add(site, mounts.clone_tree(scratch, name), target)
+        for path, content in spec.home.items():
+            self._make_directories(site, os.path.dirname(f"home/{path}"))
+            self._write(site, f"home/{path}", content, 0o600, give=True)
+        for name, content in _account_files(site.uid, site.gid).items():
+            self._write(site, name, content, 0o444)
+            part = mounts.clone_tree(scratch, name)
+            mounts.restrict(part, mounts.RDONLY | _FLAGS)
+            site.parts.append((part, f"/etc/{name}"))
+        site.pts = mounts.filesystem(
+            "devpts",
+            mounts.NOSUID | mounts.NOEXEC,
+            ptmxmode="0666",
+            mode="0620",
+            uid=str(site.uid),
+            gid=str(site.gid),
+        )
+        self._add(site, site.pts, "/dev/pts")
+
+    def _add(self, site: Site, part: int, target: str) -> None:
+        """A part that the sandbox may write to."""
+        site.parts.append((part, target))
+        if site.ruleset is not None:
+            site.ruleset.allow(part, EVERYTHING)
+
+    def _give(self, site: Site, name: str) -> None:
+        if not self.rootless:
+            os.chown(name, site.uid, site.gid, dir_fd=site.scratch)
+
+    def _write(self, site: Site, name: str, content: str, mode: int, *, give: bool = False) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        handle = os.open(name, flags, mode, dir_fd=site.scratch)
+        try:
+            os.write(handle, content.encode("utf-8", "surrogateescape"))
+            if give and not self.rootless:
+                os.fchown(handle, site.uid, site.gid)
+        finally:
+            os.close(handle)
+
+    def _make_directories(self, site: Site, path: str) -> None:
+        """Make a directory below HOME and its parents, the sandbox's own."""
+        parts = path.split("/")
+        for depth in range(2, len(parts) + 1):
+            name = "/".join(parts[:depth])
+            try:
+                os.mkdir(name, 0o700, dir_fd=site.scratch)
+            except FileExistsError:
+                continue
+            self._give(site, name)
+
+    # -- views ---------------------------------------------------------------------------------------
+
+    def _make_view(self, site: Site, number: int) -> None:
+        view = site.spec.views[number]
+        if view.target.startswith("/tmp/"):
+            _make_mount_point(site.scratch, view.target.lstrip("/"))
+        lower = self._host_directory(site, view.source, view.owner)
+        if not view.writable:
+            mounts.restrict(lower, mounts.RDONLY)
+            site.parts.append((lower, view.target))
+            part = lower
+        else:
+            try:
+                top, work = self._make_top(site, number)
+                options: dict[str, str | int | bool] = {"lowerdir": lower, "upperdir": top, "workdir": work}
+                options["volatile"] = True
+                if self.rootless:
+                    options["userxattr"] = True
+                else:
+                    options["redirect_dir"] = "on"
+                part = mounts.filesystem("overlay", _FLAGS, **options)
+                os.close(work)
+            finally:
+                os.close(lower)
+            self._add(site, part, view.target)
+        for path in site.spec.hide:
+            if path.startswith(f"{view.target}/"):
+                self._hide(site, part, path.removeprefix(f"{view.target}/"), path)
+
+    def _make_top(self, site: Site, number: int) -> tuple[int, int]:
+        """Make the two directories of an overlay's top; return them open."""
+        prefix = ""
+        if site.spec.tops_on_disk:
+            prefix = f"{site.directory}/"
+            os.makedirs(site.directory, 0o700, exist_ok=True)
+        handles: list[int] = []
+        # The top's own mode is what the merged root directory shows.
+        shown = os.stat(site.spec.views[number].source).st_mode & 0o777
+        for name in (f"{prefix}up{number}", f"{prefix}work{number}"):
+            os.mkdir(name, 0o700, dir_fd=site.scratch)
+            os.chmod(name, shown, dir_fd=site.scratch)
+            self._give(site, name)
+            handles.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=site.scratch))
+        site.tops.append(handles[0])
+        return handles[0], handles[1]
+
+    def _host_directory(self, site: Site, source: str, owner: tuple[int, int] | None) -> int:
+        """A detached mount of a host directory in which ``owner``'s files appear as the sandbox's."""
+        part = mounts.clone_tree(mounts.AT_FDCWD, source)
+        try:
+            mounts.restrict(part, _FLAGS)
+            if owner is not None and not self.rootless:
+                mounts.idmap(part, self._id_map(owner, site.uid))
+        except OSError as error:
+            os.close(part)
+            raise ProtectionUnavailable(
+                f"cannot show {source} to the sandbox's own uid: {error}",
+                hint="its file system takes no id-mapped mounts; ext4, xfs, btrfs and tmpfs do",
+                protection="own uid per sandbox",
+                needed="id-mapped mounts on the workspace's file system (Linux 5.12)",
+                found=str(error),
+            ) from error
+        return part
+
+    def _id_map(self, owner: tuple[int, int], uid: int) -> int:
+        key = (*owner, uid)
+        if key not in self._maps:
+            self._maps[key] = namespaces.id_map([(owner[0], uid)], [(owner[1], uid)])
+        return self._maps[key]
+
+    def _hide(self, site: Site, view: int, inside: str, target: str) -> None:
+        """Cover what a view shows by something empty that nobody may open."""
+        try:
+            mode = os.stat(inside, dir_fd=view, follow_symlinks=False).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return  # the apply step holds back whatever is made there
+        directory = stat.S_ISDIR(mode)
+        name = "hidden-directory" if directory else "hidden-file"
+        try:
+            if directory:
+                os.mkdir(name, 0, dir_fd=site.scratch)
+            else:
+                self._write(site, name, "", 0)
+        except FileExistsError:
+            pass
+        cover = mounts.clone_tree(site.scratch, name)
+        mounts.restrict(cover, _HIDDEN)
+        site.parts.append((cover, target))
+
+
+def _make_mount_point(scratch: int, path: str) -> None:
+    """Make the mount point of a view that lies below /tmp, which is new and empty in each sandbox."""
+    parts = path.split("/")
+    for depth in range(2, len(parts) + 1):
+        try:
+            os.mkdir("/".join(parts[:depth]), 0o755, dir_fd=scratch)
+        except FileExistsError:
+            continue
+
+
+def _account_files(uid: int, gid: int) -> dict[str, str]:
+    """A passwd and a group file in which the sandbox's uid has a name (node and ssh insist on one)."""
+    return {
+        "passwd": (
+            "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+            f"sandbox:x:{uid}:{gid}:sandbox:{HOME}:/bin/bash\n"
+        ),
+        "group": f"root:x:0:\nnogroup:x:65534:\nsandbox:x:{gid}:\n",
+    }
