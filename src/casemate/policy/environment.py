@@ -150,9 +150,7 @@ def collect(
     )
 
 
-def build(
-    environ: Mapping[str, str], policy: Policy, tools: Tools, *, workspace: str = ""
-) -> dict[str, str]:
+def build(environ: Mapping[str, str], policy: Policy, tools: Tools, *, workspace: str = "") -> dict[str, str]:
     """The sandbox's environment."""
     return collect(environ, policy, tools, workspace=workspace).env
 
@@ -179,9 +177,7 @@ def caches(policy: Policy) -> tuple[tuple[str, str], ...]:
 # ---------------------------------------------------------------- variables
 
 
-def _variables(
-    environ: Mapping[str, str], policy: Policy, tools: Tools, admit: _Admission
-) -> dict[str, str]:
+def _variables(environ: Mapping[str, str], policy: Policy, tools: Tools, admit: _Admission) -> dict[str, str]:
     env: dict[str, str] = {"LANG": "C.UTF-8"}
     host = policy.network.mode == "host"
     for name, value in environ.items():
@@ -244,9 +240,7 @@ def _passed(environ: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str
 class _Admission:
     """Decides about the paths and URLs in settings, and keeps what has to be bound."""
 
-    def __init__(
-        self, policy: Policy, tools: Tools, workspace: str, home: str, guard: paths.Guard
-    ) -> None:
+    def __init__(self, policy: Policy, tools: Tools, workspace: str, home: str, guard: paths.Guard) -> None:
         self.policy = policy
         self.tools = tools
         self.workspace = workspace
@@ -273,16 +267,21 @@ class _Admission:
         """``cleaned`` without the paths that may not be seen; None when nothing is left."""
         from casemate.policy.credentials import local_path, split
 
-        # The common case first: no path, no work, and the separators stay as they were.
-        found = split(cleaned)
-        dropped = [part for part in found if not self._part(local_path(part, self.home), name)]
-        if not dropped:
-            return cleaned
-        kept = [part for part in found if part not in dropped]
+        kept: list[str] = []
+        changed = False
+        for part in split(cleaned):
+            path = local_path(part, self.home)
+            if path is not None and self.path(path, name) is None:
+                changed = True
+            elif part.startswith("~/"):
+                # Inside, ~ is the fresh home and not the one that was meant.
+                kept.append(f"{self.home}{part[1:]}")
+                changed = True
+            else:
+                kept.append(part)
+        if not changed:
+            return cleaned  # with the separators as they were
         return (" " if "," not in cleaned else ",").join(kept) or None
-
-    def _part(self, path: str | None, name: str) -> bool:
-        return path is None or self.path(path, name) is not None
 
     def path_list(self, name: str, value: str) -> str | None:
         """One path, or for directories several with colons between them."""

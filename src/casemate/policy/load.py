@@ -327,5 +327,3 @@ def _unreadable(file: str, error: OSError, follow: bool) -> PolicyError:
     else:
         reason = f"cannot be read: {error.strerror}"
     return PolicyError(f"{file}: {reason}", code="policy-unreadable", file=file)
-
-

@@ -221,7 +221,7 @@ class Ceiling(_Closed, frozen=True, kw_only=True):
     ] = UNSET
     resources: Annotated[
         RawResources | UnsetType,
-        Meta(description="The highest value of each limit; `scope = \"tree\"` demands it."),
+        Meta(description='The highest value of each limit; `scope = "tree"` demands it.'),
     ] = UNSET
 
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["json_schema", "markdown"]
 
-_SIZE = r"^(unlimited|[0-9]{1,18}(\.[0-9]{1,6})?\s?[kmgtKMGT]?(i?[bB])?)$"
-_COUNT = r"^(unlimited|[0-9]{1,18})$"
+_SIZE = r"^(unlimited|[0-9]{1,19}(\.[0-9]{1,6})?\s?[kmgtKMGT]?(i?[bB])?)$"
+_COUNT = r"^(unlimited|[0-9]{1,19})$"
 _CPU = r"^(unlimited|[0-9]{1,6}(\.[0-9]{1,6})?)$"
 _DURATION = r"^(unlimited|[0-9]{1,12}(\.[0-9]{1,6})?|([0-9]{1,12}(\.[0-9]{1,6})?(ms|s|m|h|d))+)$"
 _PASSED = r"^([A-Za-z_][A-Za-z0-9_]*|_?[A-Za-z][A-Za-z0-9_]*_\*)$"

@@ -175,6 +175,7 @@ def cargo_config(text: str, admit: Callable[[str], str | None]) -> tuple[bytes, 
             held = held or not table
             continue
         key, _, value = (part.strip() for part in bare.partition("="))
+        value = _without_comment(value)
         kept = _cargo_value(value, admit) if table and key in _CARGO_KEYS else None
         held = held or kept != value
         if kept is None:
@@ -197,6 +198,15 @@ def _cargo_table(header: str) -> str:
     if first not in ("source", "registries", "profile") or not _plain(second):
         return ""
     return f"{first}.{second}"
+
+
+def _without_comment(text: str) -> str:
+    """A TOML value without the comment after it."""
+    if text[:1] in ('"', "'"):
+        end = text.find(text[0], 1) + 1
+        rest = text[end:].strip()
+        return text[:end] if end and (not rest or rest.startswith("#")) else text
+    return text.partition("#")[0].strip()
 
 
 def _cargo_value(text: str, admit: Callable[[str], str | None]) -> str | None:

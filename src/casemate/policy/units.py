@@ -7,7 +7,7 @@ import re
 
 __all__ = ["format_duration", "format_size", "parse_count", "parse_cpu", "parse_duration", "parse_size"]
 
-_SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,6}))?\s?([kmgtKMGT]?)(?:i?[bB])?", re.ASCII)
+_SIZE = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,6}))?\s?([kmgtKMGT]?)(?:i?[bB])?", re.ASCII)
 _PART = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,6}))?(ms|s|m|h|d)", re.ASCII)
 _FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -41,7 +41,7 @@ def parse_count(value: int | str, *, least: int) -> int | None:
         text = value.strip()
         if text == "unlimited":
             return None
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
             raise ValueError(f"{_quote(value)} is not a whole number")
         value = int(text)
     return _between(value, least, "")
@@ -99,7 +99,7 @@ def format_size(value: int | None) -> str:
 
 def format_duration(value: float | None) -> str:
     """The form that ``parse_duration`` reads back."""
-    return "unlimited" if value is None else f"{value:g}s"
+    return "unlimited" if value is None else f"{value:.6f}".rstrip("0").rstrip(".") + "s"
 
 
 def _between(number: int, least: int, unit: str) -> int:
