@@ -230,7 +230,7 @@ class Scene:
             if path.is_file() and not path.is_symlink()
         }
         state["home"] = b"".join(
-            path.read_bytes() for path in sorted(self.world.home.rglob("*.bashrc")) if path.is_file()
+            path.read_bytes() for path in (self.world.home / ".bashrc",) if path.is_file()
         )
         return state
 

@@ -7,6 +7,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
+from tests.security import daemon
 from tests.security.engines import (
     Bwrap,
     BwrapCarveOut,
@@ -34,6 +35,7 @@ ENGINES: dict[str, Engine] = {
     "casemate": Casemate(),
     "defaults": Casemate(),
     "degrade-memfd": Casemate(),
+    "daemon": daemon.ENGINE,
 }
 DEGRADE_MEMFD = 'version = 1\n[isolation]\ndegrade = ["memfd-exec"]\n'
 
@@ -82,7 +84,7 @@ def secret_fd(scene: Scene, wanted: bool) -> Iterator[tuple[int, ...]]:
 
 
 def _flags(row: Row, engine_name: str, scene: Scene) -> tuple[str, ...]:
-    if engine_name == "casemate":
+    if engine_name in ("casemate", "daemon"):
         return row.flags
     if engine_name == "degrade-memfd":
         policy = scene.ws.parent / "policy.toml"
