@@ -284,7 +284,7 @@ class _Client:
                 end = await self._command(job, options)
             finally:
                 if lock is not None:
-                    lock.release()
+                    lock.close()
         except CasemateError as error:
             self._end(run.conclude(options, cwd, error))
             return
@@ -313,6 +313,7 @@ class _Client:
         if lock.take(wait=False, label=label):
             return lock
         if "no_wait" in options.switches:
+            lock.close()
             raise BusyError(
                 f"another command holds the view of {job.workspace} ({lock.holder()})",
                 hint="wait for it, or leave out --no-wait",
@@ -320,6 +321,7 @@ class _Client:
             )
         while not lock.take(wait=False, label=label):
             if not self._packets.empty():
+                lock.close()
                 raise BusyError("the caller has gone", workspace=job.workspace)
             await asyncio.sleep(0.02)
         return lock

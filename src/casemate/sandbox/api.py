@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from typing import Self, TypeVar
 
 import msgspec
@@ -75,6 +76,7 @@ class AsyncSandbox:
         self._keeper: KeeperClient | None = None
         self._job: Job | None = None
         self._opening: asyncio.Lock | None = None
+        self._locks: list[WorkspaceLock] = []
 
     async def __aenter__(self) -> Self:
         """Open it: read the policy, start the keeper."""
@@ -115,6 +117,8 @@ class AsyncSandbox:
 
     async def close(self) -> None:
         """Give the keeper back; the last sandbox of an event loop ends it."""
+        while self._locks:
+            self._locks.pop().close()
         if self._keeper is not None:
             keeper_client.release(self._keeper)
             self._keeper = None
@@ -146,25 +150,38 @@ class AsyncSandbox:
         if keeper is None or opened.plan is None:
             raise SandboxError("the sandbox is closed", code="closed")
         job = _job_for(opened, command, env, cwd)
-        lock = await _locked(job)
+        writes = any(view.writable for view in opened.plan.spec.views)
+        lock = await self._locked(job) if writes else None
         try:
             return await _Command(keeper, job, stdin, timeout, on_stdout, on_stderr).run()
         finally:
             if lock is not None:
                 lock.release()
+                self._locks.append(lock)
+
+    async def _locked(self, job: Job) -> WorkspaceLock:
+        """Take the workspace's lock; one lock object per command under way, kept for the next ones."""
+        lock = self._locks.pop() if self._locks else WorkspaceLock(f"{job.places.run}/locks/{job.key}")
+        label = f"pid {os.getpid()}"
+        if not lock.take(wait=False, label=label):
+            waiting = asyncio.ensure_future(asyncio.to_thread(lock.take, wait=True, label=label))  # noqa: TID251
+            try:
+                await asyncio.shield(waiting)
+            except asyncio.CancelledError:
+                # The thread cannot be told to stop; what it gets is given back at once.
+                waiting.add_done_callback(lambda _: lock.close())
+                raise
+        return lock
 
 
 def _job_for(
     opened: Job, command: str | Sequence[str], env: Mapping[str, str] | None, cwd: str | os.PathLike[str] | None
 ) -> Job:
-    import time
-
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
     if not argv or not argv[0]:
         raise PolicyError("no command was given", code="no-command")
-    for text in (*argv, *(env or {}), *(env or {}).values()):
-        if "\0" in text:
-            raise PolicyError("an argument or variable holds a NUL byte", code="bad-argument")
+    if any("\0" in text for text in argv) or (env and any("\0" in k or "\0" in v for k, v in env.items())):
+        raise PolicyError("an argument or variable holds a NUL byte", code="bad-argument")
     where = opened.workspace
     if cwd is not None:
         where = os.path.normpath(os.path.join(opened.workspace, os.fspath(cwd)))
@@ -183,23 +200,6 @@ def _job_for(
     )
     job.check_size()
     return job
-
-
-async def _locked(job: Job) -> WorkspaceLock | None:
-    assert job.plan is not None  # noqa: S101
-    if not any(view.writable for view in job.plan.spec.views):
-        return None
-    lock = WorkspaceLock(f"{job.places.run}/locks/{job.key}")
-    label = f"pid {os.getpid()}: {' '.join(job.request.argv)}"
-    if not lock.take(wait=False, label=label):
-        waiting = asyncio.ensure_future(asyncio.to_thread(lock.take, wait=True, label=label))  # noqa: TID251
-        try:
-            await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            # The thread cannot be told to stop; what it gets is given back at once.
-            waiting.add_done_callback(lambda _: lock.release())
-            raise
-    return lock
 
 
 class _Command:
@@ -248,10 +248,10 @@ class _Command:
             if self._timeout is not None:
                 timer = self._loop.call_later(self._timeout, self._end, "timeout")
             try:
-                message, tops = await asyncio.shield(ended)
+                message, tops = await ended
             except asyncio.CancelledError:
                 self._end("cancelled")
-                message, tops = await ended
+                message, tops = await self._keeper.expect(self._number)
                 await self._settle(keeper_client.Ended(message, tops))
                 raise
             await self._drained

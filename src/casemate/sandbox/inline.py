@@ -35,6 +35,7 @@ def lock_workspace(job: Job, *, wait: bool, tell: object = None) -> WorkspaceLoc
         return lock
     holder = lock.holder()
     if not wait:
+        lock.close()
         raise BusyError(
             f"another command holds the view of {job.workspace} ({holder})",
             hint="wait for it, or leave out --no-wait",
@@ -166,7 +167,7 @@ class InlineRun:
             self._launcher.discard(site)
             self._site = None
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
             self._lock = None
 
 

@@ -97,7 +97,7 @@ class KeeperClient:
                 theirs.close()
             ours.setblocking(False)
             self._socket = ours
-            hello = self._expect(None)
+            hello = self.expect(None)
             asyncio.get_running_loop().add_reader(ours.fileno(), self._incoming)
             message, _ = await hello
             controllers, reasons = message.get("controllers"), message.get("reasons")
@@ -107,7 +107,8 @@ class KeeperClient:
             self.hierarchies = Hierarchies(version if isinstance(version, int) else 0, base, why)
             self.rootless = message.get("rootless") is True
 
-    def _expect(self, number: int | None) -> asyncio.Future[tuple[dict[str, object], list[int]]]:
+    def expect(self, number: int | None) -> asyncio.Future[tuple[dict[str, object], list[int]]]:
+        """The future of the next message about a command; a cancelled one may be replaced."""
         future: asyncio.Future[tuple[dict[str, object], list[int]]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         return future
@@ -151,14 +152,18 @@ class KeeperClient:
     def _send(self, message: dict[str, object], descriptors: list[int] | None = None) -> None:
         if self._socket is None:
             raise SandboxError("the keeper process is not there", code="keeper-lost")
-        # A packet that does not fit right now: the keeper reads them one by one, so wait for it.
-        self._socket.setblocking(True)
         try:
-            wire.send(self._socket, message, descriptors)
+            try:
+                wire.send(self._socket, message, descriptors)
+            except BlockingIOError:
+                # The socket is full; the keeper takes one request after the other, so this does not last.
+                self._socket.setblocking(True)
+                try:
+                    wire.send(self._socket, message, descriptors)
+                finally:
+                    self._socket.setblocking(False)
         except OSError as error:
             raise SandboxError(f"the keeper cannot be reached: {error}", code="keeper-lost") from error
-        finally:
-            self._socket.setblocking(False)
 
     def know(self, plan: Plan) -> str:
         """Tell the keeper a plan once; returns the key by which later requests name it."""
@@ -171,14 +176,14 @@ class KeeperClient:
     async def pool(self, plan: Plan, kind: str, size: int) -> None:
         """Have ``size`` sandboxes of this plan ready: ``prefab`` (no process) or ``slot`` (waiting)."""
         self._number += 1
-        future = self._expect(self._number)
+        future = self.expect(self._number)
         self._send({"op": "pool", "id": self._number, "key": self.know(plan), "kind": kind, "size": size})
         await future
 
     async def drop_pool(self, key: str) -> None:
         """Let the sandboxes made ahead for a plan go."""
         self._number += 1
-        future = self._expect(self._number)
+        future = self.expect(self._number)
         self._send({"op": "pool", "id": self._number, "key": key, "kind": "slot", "size": 0})
         await future
 
@@ -188,7 +193,7 @@ class KeeperClient:
         """Start a command; returns its number, the future of its end, and the pty's ends if it has one."""
         self._number += 1
         number = self._number
-        future = self._expect(number)
+        future = self.expect(number)
         message: dict[str, object] = {
             "op": "start",
             "id": number,
@@ -204,7 +209,7 @@ class KeeperClient:
         if not late.tty:
             return number, future, []
         _, terminals = await future
-        return number, self._expect(number), terminals
+        return number, self.expect(number), terminals
 
     def signal(self, number: int, signal: int) -> None:
         """Pass a signal on to a command."""
@@ -216,7 +221,7 @@ class KeeperClient:
 
     async def keep(self, number: int) -> None:
         """Make an ended command's tops outlive the keeper."""
-        future = self._expect(number)
+        future = self.expect(number)
         self._send({"op": "keep", "id": number})
         await future
 

@@ -10,31 +10,44 @@ __all__ = ["WorkspaceLock"]
 
 
 class WorkspaceLock:
-    """``take`` it, ``release`` it; the file is gone afterwards."""
+    """``take`` it, ``release`` it, and ``close`` it in the end; the file is gone then.
+
+    The file stays between two uses, since making and removing one costs more than locking it.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._handle = -1
+        self._label = ""
 
     def take(self, *, wait: bool, label: str = "") -> bool:
         """Lock; False if somebody else holds it and ``wait`` is not set. ``label`` tells others who we are."""
-        os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
         while True:
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            if self._handle < 0:
+                self._handle, self._label = self._open(), ""
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(self._handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except OSError as error:
-                os.close(handle)
                 if error.errno == errno.EAGAIN:
                     return False
                 raise
-            # The last holder removed its file: a lock on a file without a name keeps nobody out.
-            if os.fstat(handle).st_nlink:
-                self._handle = handle
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, label.encode("utf-8", "replace")[:200], 0)
+            # Another holder may have removed the file: a lock on one without a name keeps nobody out.
+            if os.fstat(self._handle).st_nlink:
+                if label != self._label:
+                    self._label = label
+                    os.ftruncate(self._handle, 0)
+                    os.pwrite(self._handle, label.encode("utf-8", "replace")[:200], 0)
                 return True
-            os.close(handle)
+            os.close(self._handle)
+            self._handle = -1
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(self._path, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
+            return os.open(self._path, flags, 0o600)
 
     def holder(self) -> str:
         """What the present holder says about itself."""
@@ -48,8 +61,15 @@ class WorkspaceLock:
             os.close(handle)
 
     def release(self) -> None:
-        """Unlock and remove the file."""
+        """Unlock; the next ``take`` is cheap."""
         if self._handle >= 0:
+            fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Unlock, and remove the file unless somebody else holds it by now."""
+        if self._handle < 0:
+            return
+        if self.take(wait=False, label=self._label):
             os.unlink(self._path)
-            os.close(self._handle)
-            self._handle = -1
+        os.close(self._handle)
+        self._handle = -1

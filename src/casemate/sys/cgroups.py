@@ -196,6 +196,16 @@ class Group:
                 continue
         return []
 
+    def population(self) -> int:
+        """How many tasks the group holds, from the pids controller; -1 where there is none."""
+        directory = self.directories.get("pids")
+        if directory is None:
+            return -1
+        try:
+            return int(_read(f"{directory}/pids.current"))
+        except (OSError, ValueError):
+            return -1
+
     def kill(self) -> None:
         """SIGKILL every process of the group: at once on version 2, by rounds on version 1.
 

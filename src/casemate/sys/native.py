@@ -13,10 +13,16 @@ import os
 __all__ = ["LIBC", "fail", "machine", "syscall"]
 
 LIBC = ctypes.PyDLL(None, use_errno=True)
-_syscall = LIBC.syscall
+# A handle of its own, since a prototype belongs to a handle's function object: with one, ctypes converts
+# the arguments in C. The six are declared as pointers, which take integers, bytes and None alike.
+_syscall = ctypes.PyDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
+_syscall.argtypes = [ctypes.c_long] + [ctypes.c_void_p] * 6
 
 _MACHINE = os.uname().machine
+
+
+_PADDING = (None,) * 6
 
 
 def machine() -> str:
@@ -33,18 +39,10 @@ def fail(what: str) -> OSError:
 def syscall(what: str, number: int, *arguments: object) -> int:
     """Make a raw system call.
 
-    Integers are passed as C longs, bytes as pointers, ``None`` as a null pointer; ctypes objects go
-    through. Raises OSError, with ``what`` as its file name.
+    An argument is an integer, bytes (passed as a pointer), a ctypes buffer or ``None``. Raises OSError, with
+    ``what`` as its file name.
     """
-    converted: list[object] = []
-    for argument in arguments:
-        if type(argument) is int:
-            converted.append(ctypes.c_long(argument))
-        elif argument is None:
-            converted.append(ctypes.c_void_p(None))
-        else:
-            converted.append(argument)
-    result: int = _syscall(ctypes.c_long(number), *converted)
+    result: int = _syscall(number, *arguments, *_PADDING[len(arguments) :])
     if result < 0:
         raise fail(what)
     return result

@@ -16,7 +16,7 @@ import time
 
 from casemate.errors import CasemateError, SandboxError
 from casemate.isolation.process import wire
-from casemate.isolation.process.launcher import Launcher, Running, Site
+from casemate.isolation.process.launcher import Launcher, Outcome, Running, Site
 from casemate.isolation.process.spec import Late, Spec
 from casemate.isolation.process.watch import Watch
 from casemate.sys.process import pidfd_signal
@@ -32,7 +32,7 @@ _MAX_POOL = 64
 class _Run:
     """One command under way, or ended and waiting for its changes to be settled."""
 
-    __slots__ = ("limit", "note", "running", "site", "started", "watch")
+    __slots__ = ("limit", "note", "running", "settled", "site", "started", "told", "watch")
 
     def __init__(self, site: Site, running: Running, note: str, watch: Watch | None) -> None:
         self.site = site
@@ -41,6 +41,8 @@ class _Run:
         self.watch = watch
         self.started = time.monotonic()
         self.limit = ""
+        self.told = False  # the client knows that it has ended
+        self.settled: bool | None = None  # the client's last word (keep), come before init's end
 
 
 class _Pool:
@@ -97,7 +99,7 @@ class Keeper:
                 if not self._request():
                     return False
             elif descriptor in self._by_status:
-                self._spawned(self._by_status.pop(descriptor))
+                self._reported(self._by_status[descriptor])
             elif descriptor in self._by_pidfd:
                 self._ended(self._by_pidfd[descriptor])
         if not events and not busy and self._refill:
@@ -239,14 +241,23 @@ class Keeper:
                 raise
         return self._launcher.launch(spec, late, stdio)
 
-    def _spawned(self, number: int) -> None:
-        """The command's first record is there: it runs, and this process has a moment."""
-        running = self._runs[number].running
-        if running is not None:
-            self._poll.unregister(running.status)
+    def _reported(self, number: int) -> None:
+        """Init has written a record: the command runs, or has ended."""
+        run = self._runs[number]
+        running = run.running
+        assert running is not None  # noqa: S101
+        more = self._launcher.read_status(running)
+        if not running.site.lingering:
             self._launcher.linger(running)
+        outcome = self._launcher.early_outcome(running) if not run.told else None
+        if outcome is not None:
+            self._tell_end(number, run, outcome)
+        if not more:
+            del self._by_status[running.status]
+            self._poll.unregister(running.status)
 
     def _ended(self, number: int) -> None:
+        """Init is gone, and with it every process of the sandbox."""
         run = self._runs[number]
         running = run.running
         assert running is not None  # noqa: S101
@@ -256,6 +267,13 @@ class Keeper:
             self._poll.unregister(running.status)
         outcome = self._launcher.reap(running)
         run.running = None
+        if not run.told:
+            self._tell_end(number, run, outcome)
+        elif run.settled is not None:
+            self._finish(number, run, keep=run.settled)
+
+    def _tell_end(self, number: int, run: _Run, outcome: Outcome) -> None:
+        run.told = True
         facts = os.fstatvfs(run.site.scratch)
         self._tell(
             {
@@ -276,9 +294,16 @@ class Keeper:
         )
 
     def _settled(self, number: int, *, keep: bool) -> None:
-        run = self._runs.pop(number, None)
-        if run is None or run.running is not None:
+        run = self._runs.get(number)
+        if run is None or not run.told:
             raise SandboxError("settled is only for a command that has ended", code="bad-request")
+        if run.running is not None:
+            run.settled = keep  # as soon as init is gone
+            return
+        self._finish(number, run, keep=keep)
+
+    def _finish(self, number: int, run: _Run, *, keep: bool) -> None:
+        del self._runs[number]
         if not keep:
             self._launcher.forget(run.site)
         self._launcher.discard(run.site)
@@ -322,7 +347,9 @@ class Keeper:
             if run.running is not None:
                 self._launcher.kill(run.running)
                 self._launcher.reap(run.running)
-            if run.site.tops and not all(_empty(top) for top in run.site.tops):
+            if run.settled is False:
+                self._launcher.forget(run.site)
+            elif run.site.tops and not all(_empty(top) for top in run.site.tops):
                 self._launcher.keep(run.site, run.note)
             else:
                 self._launcher.forget(run.site)

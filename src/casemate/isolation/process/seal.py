@@ -299,9 +299,10 @@ def _serve(late: Late, status: int, stdio: tuple[int, int, int]) -> int:
     for descriptor in {0, 1, 2, *(d for d in stdio if d > 2)}:
         os.close(descriptor)
     while True:
-        pid, how = os.waitpid(-1, os.WNOHANG)
+        pid, how, usage = os.wait4(-1, os.WNOHANG)
         if pid == child:
-            os.write(status, f"W\0{how}\0{time.monotonic()}\n".encode())
+            used = f"{usage.ru_utime}\0{usage.ru_stime}\0{usage.ru_maxrss}"
+            os.write(status, f"W\0{how}\0{time.monotonic()}\0{used}\n".encode())
             return 0
         if pid:
             continue
