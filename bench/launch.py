@@ -76,11 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _furnish(scratch)
         os.chdir(scratch.workspace)
         before = machine.load()
-        absent = _prepare([*peers.comparison(), *ours.variants()], scratch, present)
-        if absent and options.require_all:
-            for name, reason in absent.items():
-                print(f"bench: {name} is absent: {reason}", file=sys.stderr)
-            return 1
+        absent: dict[str, str] = {}
+        for known in (peers.comparison(), ours.variants()):
+            absent |= _prepare(known, scratch, present)
+            if absent and options.require_all:
+                for name, reason in absent.items():
+                    print(f"bench: {name} is absent: {reason}", file=sys.stderr)
+                return 1
         warm, idle = _measure(present, quick=options.quick)
         facts = machine.facts() | {"load_before": before, "load_after": machine.load()}
         result = build(present, absent, warm, idle, facts)
