@@ -73,3 +73,4 @@ class WorkspaceLock:
             os.unlink(self._path)
         os.close(self._handle)
         self._handle = -1
+        sweep(os.path.dirname(self._path))

@@ -12,6 +12,7 @@ import fcntl
 import os
 
 from casemate.errors import SandboxError
+from casemate.sys.locks import sweep
 
 __all__ = ["BASE", "BLOCK", "UidPool"]
 
@@ -45,6 +46,7 @@ class UidPool:
             os.close(handle)
         self._locks.clear()
         self._free.clear()
+        sweep(self._directory)
 
     def _lock_block(self) -> None:
         os.makedirs(self._directory, 0o700, exist_ok=True)

@@ -1,0 +1,110 @@
+"""``casemate changes``, ``apply`` and ``discard``: what waits for a person in this workspace."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from casemate.cli.main import tell
+from casemate.cli.render import escaped
+from casemate.sandbox.kept import Kept
+
+__all__ = ["main"]
+
+USAGE = """usage: casemate changes [--json]
+       casemate apply ID [PATH…] [--all] [--overwrite]
+       casemate discard ID [PATH…] [--all]
+
+`changes` lists what was held back (with the reason) and what interrupted commands left.
+ID is a name from that list. Of held-back changes name the paths, or say --all; an interrupted
+command's changes are applied as at its end: what is protected is held back.
+  --overwrite   also replace what has changed on the host since
+"""
+_SHOWN = 50
+
+
+def main(argv: list[str]) -> int:
+    """Run one of the three verbs."""
+    verb, words = argv[0], argv[1:]
+    switches = {word for word in words if word.startswith("--")}
+    names = [word for word in words if not word.startswith("--")]
+    allowed = {"changes": {"--json"}, "apply": {"--all", "--overwrite"}, "discard": {"--all"}}[verb]
+    if not switches <= allowed or (verb == "changes") != (not names):
+        os.write(2, USAGE.encode())
+        return 2
+    kept = Kept(os.path.realpath(os.getcwd()), dict(os.environ))
+    try:
+        if verb == "changes":
+            return _changes(kept, as_json="--json" in switches)
+        name, paths = names[0], names[1:]
+        if any(item.name == name for item in kept.interrupted()):
+            return _interrupted(kept, verb, name)
+        if not paths and "--all" not in switches:
+            tell("name the paths that you have looked at, or say --all")
+            return 2
+        chosen = None if "--all" in switches else paths
+        if verb == "discard":
+            tell(f"discarded: {kept.discard_held(name, chosen)}")
+            return 0
+        report = kept.apply_held(name, chosen, overwrite="--overwrite" in switches)
+        for what, path in report.changed:
+            os.write(1, f"{what} {escaped(path)}\n".encode())
+        for failure in report.failed:
+            tell(f"could not be applied: {escaped(failure.path)}: {failure.error}")
+        for item in report.held:
+            tell(f"still held back: {escaped(item.path)} ({item.reason})")
+        return 0 if not report.failed and not report.held else 1
+    finally:
+        kept.close()
+
+
+def _interrupted(kept: Kept, verb: str, name: str) -> int:
+    if verb == "discard":
+        kept.discard_interrupted(name)
+        tell(f"discarded: {name}")
+        return 0
+    applied = kept.apply_interrupted(name)
+    for line in applied.changes:
+        os.write(1, f"{escaped(line)}\n".encode())
+    for path, reason in applied.held:
+        tell(f"held back: {escaped(path)} ({reason})")
+    for path, error in applied.failed:
+        tell(f"could not be applied: {escaped(path)}: {error}")
+    return 0 if applied.complete else 1
+
+
+def _changes(kept: Kept, *, as_json: bool) -> int:
+    interrupted, held = kept.interrupted(), kept.held()
+    if as_json:
+        data = {
+            "interrupted": [msgspec.to_builtins(item) for item in interrupted],
+            "held": [msgspec.to_builtins(item) for item in held],
+        }
+        os.write(1, msgspec.json.encode(_printable(data)) + b"\n")
+        return 0
+    lines: list[str] = []
+    for item in interrupted:
+        lines.append(f"interrupted {item.name}: {escaped(' '.join(item.argv))}")
+        lines += [f"    {what:9} {escaped(path)}" for what, path in item.changes[:_SHOWN]]
+        if len(item.changes) > _SHOWN:
+            lines.append(f"    … and {len(item.changes) - _SHOWN} more")
+    for entry in held:
+        lines.append(f"held back {entry.name} in {escaped(entry.view)}:")
+        for unit in entry.units[:_SHOWN]:
+            detail = f": {escaped(unit.detail)}" if unit.detail else ""
+            lines.append(f"    {unit.kind:9} {escaped(unit.path)} ({unit.reason}{detail})")
+        if len(entry.units) > _SHOWN:
+            lines.append(f"    … and {len(entry.units) - _SHOWN} more")
+    os.write(1, ("\n".join(lines) + "\n").encode() if lines else b"nothing is kept for this workspace\n")
+    return 0
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_printable(item) for item in value]
+    return value
