@@ -22,15 +22,25 @@ def _find_packages(here: str) -> None:
 
 def main(argv: list[str]) -> int:
     """Run one command line; returns the exit code."""
-    if argv[:1] == ["run"]:
-        from casemate.cli import thin
+    try:
+        if argv[:1] == ["run"]:
+            from casemate.cli import thin
 
-        code = thin.try_daemon(argv[1:])
-        if code is not None:
-            return code
-    from casemate.cli.main import dispatch
+            code = thin.try_daemon(argv[1:])
+            if code is not None:
+                return code
+        from casemate.cli.main import dispatch
 
-    return dispatch(argv)
+        return dispatch(argv)
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        # Our own mistake must not look like the command's end, whose exit code could be 1.
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.write("casemate: internal error; nothing is known of the command [internal]\n")
+        return 125
 
 
 if __name__ == "__main__":

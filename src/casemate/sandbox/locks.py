@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 
+from casemate.sys.locks import sweep
+
 __all__ = ["WorkspaceLock"]
 
 
