@@ -12,21 +12,23 @@ import asyncio
 import importlib
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.peers import Absent, BenchError, Peer, Spawned
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from bench.peers import Scratch
 
 __all__ = ["variants"]
 
 INSTALL = "scripts/setup"
+T = TypeVar("T")
 POOL = 4
 # How long a pool is left alone before each run, to make what the run before took.
 REFILL_SECONDS = 0.01
@@ -49,7 +51,10 @@ class Library(Peer):
 
     def prepare(self, scratch: Scratch) -> None:
         package = _casemate()
-        self._runner = asyncio.Runner()
+        # The loop runs all the time, as a program's would: what a run leaves to do happens between runs.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=self.name, daemon=True)
+        self._thread.start()
         options: dict[str, object] = {"ready": POOL, "kind": self.kind} if self.kind else {}
         options["environ"] = scratch.environment()
 
@@ -58,7 +63,7 @@ class Library(Peer):
             await box.open()
             return box
 
-        self._box = self._runner.run(make())
+        self._box = self._wait(make())
 
     def ready(self) -> None:
         if self.kind:
@@ -76,16 +81,20 @@ class Library(Peer):
             result = await self._box.run(list(argv))
             return (time.perf_counter() - begin) * 1000, result
 
-        spent, result = self._runner.run(timed())
+        spent, result = self._wait(timed())
         return spent, _checked(self.name, result)
 
     def version(self) -> str:
         return f"casemate {_casemate().__version__}" if not self.kind else ""
 
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
     def close(self) -> None:
-        if hasattr(self, "_box"):
-            self._runner.run(self._box.close())
-        self._runner.close()
+        self._wait(self._box.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class Blocking(Peer):
