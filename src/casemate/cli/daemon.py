@@ -276,9 +276,6 @@ class _Client:
             await keeper.ready()
             asked = run.request(options, cwd=cwd, environ=environ, terminal=terminal, umask=mask)
             job = prepare(asked, keeper.hierarchies, rootless=keeper.rootless)
-            note = self._foreign_group()
-            if note:
-                job.notes = (*job.notes, note)
             lock = await self._lock(job, options)
             try:
                 end = await self._command(job, options)
@@ -338,7 +335,8 @@ class _Client:
             mine += terminals
             limits = job.policy.resources
             quiet = "quiet" in options.switches
-            notes = "" if quiet else "".join(f"casemate: {note}\n" for note in job.effective.notes)
+            shown = [*job.notes, *([offer] if (offer := run.interrupted(job)) else [])]
+            notes = "" if quiet else "".join(f"casemate: {note}\n" for note in shown)
             self._tell(
                 [
                     "started",
@@ -371,6 +369,8 @@ class _Client:
                 alive = False
         if not alive:
             limit = "client-lost"
+        if note := self._foreign_group():
+            job.notes = (*job.notes, note)
         result = await settle_command(keeper, job, number, end, limit=limit, stderr_tail=tail, apply=alive)
         return result if alive else None
 

@@ -11,14 +11,14 @@ from casemate.cli.relay import Relay
 from casemate.errors import CasemateError, PolicyError
 from casemate.policy.model import FlagLayer
 from casemate.sandbox.denials import TAIL
-from casemate.sandbox.job import Request, prepare
+from casemate.sandbox.job import Request, kept_count, prepare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.sandbox.job import Job
     from casemate.sandbox.result import Result
 
-__all__ = ["HELP", "Conclusion", "Options", "conclude", "main", "parse", "request"]
+__all__ = ["HELP", "Conclusion", "Options", "conclude", "interrupted", "main", "parse", "request"]
 
 HELP = """usage: casemate run [OPTION…] [--] CMD [ARG…]
 
@@ -216,8 +216,9 @@ def _run(options: Options, cwd: str) -> Result:
         if "quiet" not in options.switches:
             for note in job.notes:
                 tell(note)
-            tell_interrupted(job)
         lock = inline.lock_workspace(job, wait="no_wait" not in options.switches, tell=_tell_waiting)
+        if lock is not None and "quiet" not in options.switches and (offer := interrupted(job)):
+            tell(offer)
         run = inline.InlineRun(launcher, job, lock)
         relay = Relay(
             stdin=run.stdin,
@@ -271,19 +272,15 @@ def _tell_waiting(holder: str) -> None:
     tell(f"waiting for another command in this workspace ({holder})")
 
 
-def tell_interrupted(job: Job) -> None:
-    """Offer the changes of commands whose Casemate was killed."""
-    if job.plan is None:
-        return
-    try:
-        names = os.listdir(job.plan.spec.keep_base)
-    except FileNotFoundError:
-        return
-    if names and not os.path.exists(f"{job.places.run}/locks/{job.key}"):
-        tell(
-            f"the changes of {len(names)} interrupted command(s) in this workspace are kept: "
-            "`casemate changes` shows them, `casemate apply` or `casemate discard` ends them"
-        )
+def interrupted(job: Job) -> str:
+    """The offer of what killed commands left, or ``""``. ``Preconditions:`` the workspace's lock is held."""
+    count = kept_count(job)
+    if not count:
+        return ""
+    return (
+        f"the changes of {count} interrupted command(s) in this workspace are kept: "
+        "`casemate changes` shows them, `casemate apply` or `casemate discard` ends them"
+    )
 
 
 def conclude(options: Options, cwd: str, end: Result | CasemateError) -> Conclusion:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from casemate.sys.cgroups import Hierarchies
 
-__all__ = ["Job", "Request", "own_umask", "prepare"]
+__all__ = ["Job", "Request", "kept_count", "own_umask", "prepare"]
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix")
 _HOSTS = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -176,6 +176,20 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
     job.readable = (*shown, *found.binds, *world.binds, *policy.filesystem.read)
     job.notes = (*job.notes, *found.notes, *world.notes)
     job.degraded = job.plan.degraded
+
+
+def kept_count(job: Job) -> int:
+    """How many interrupted commands left changes in this workspace.
+
+    ``Preconditions:`` the workspace's lock is held, so whatever is there belongs to nobody alive.
+    """
+    if job.plan is None:
+        return 0
+    base = job.plan.spec.keep_base
+    try:
+        return sum(os.path.exists(f"{base}/{name}/note.json") for name in os.listdir(base))
+    except FileNotFoundError:
+        return 0
 
 
 def own_umask() -> int:
