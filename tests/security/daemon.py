@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 # Root's daemon listens at a fixed place. A mount namespace with an empty /run/casemate keeps it apart from
 # any other daemon of the machine; its clients enter the same namespace.
-_PRIVATE = 'mkdir -p /run/casemate && mount -t tmpfs -o mode=0700 none /run/casemate && exec "$0" daemon serve'
+_PRIVATE = (
+    'mkdir -p /run/casemate && mount -t tmpfs -o mode=0700 none /run/casemate && exec "$0" daemon serve'
+)
 
 
 class Daemon:

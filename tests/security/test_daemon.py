@@ -127,3 +127,29 @@ def test_environments_do_not_mix(served_scene: Scene) -> None:
     third = daemon.ENGINE.run(Request(served_scene, ["/usr/bin/env"]))
     assert "ONLY_ONCE" not in third.stdout, third.brief()
     assert "PATH=" in third.stdout
+
+
+def test_kill_of_the_daemon_ends_its_commands(served_scene: Scene) -> None:
+    """kill -9 of the daemon leaves no command running, and the next run works without it."""
+    world = served_scene.world
+    request = Request(served_scene, ["/bin/sh", "-c", "(setsid sleep 300 &); echo started; sleep 300"])
+    process = subprocess.Popen(
+        [*drop_to(world.uid), *daemon.ENGINE.argv(request)], cwd=served_scene.ws, env=world.environment(),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"started\n"
+    served = daemon.ENGINE.daemons[world.mode]
+    served.process.kill()
+    served.process.wait()
+    try:
+        code = process.wait(10)
+        end = time.monotonic() + 5
+        while (left := processes_with(str(served_scene.ws))) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not left, "a command outlived its daemon"
+        assert code == 125, code
+    finally:
+        process.kill()
+        process.stdout.close()
+        daemon.ENGINE.daemons[world.mode] = daemon.Daemon(world)
