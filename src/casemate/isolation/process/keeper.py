@@ -387,7 +387,9 @@ def _empty(top: int) -> bool:
 def main(argv: list[str]) -> int:
     """``keeper FD RUNTIME``: serve the socket that was inherited as FD."""
     import _signal
+    import gc
 
+    gc.disable()  # nothing here makes cycles, and a collection in a child would copy what it walks over
     for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
         # A terminal's Ctrl-C is for the client to handle; its end is what ends the keeper.
         _signal.signal(number, _signal.SIG_IGN)
