@@ -1,8 +1,7 @@
 """Mounts by file descriptor: the mount API of Linux 5.2 and later.
 
 Mounts are made *detached*, filled through their descriptor, and attached once the process that
-needs them is in its own mount namespace. So nothing is ever attached in the host's namespace on the
-way. Putting a mount into a detached tree, and cloning one, needs Linux 6.15.
+needs them is in its own mount namespace, so that nothing has to be attached in the host's on the way.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ import struct
 from casemate.sys.native import LIBC, fail, machine, syscall
 
 __all__ = [
+    "attach",
     "clone_tree",
+    "detached_trees",
     "filesystem",
     "idmap",
     "make_private",
@@ -38,22 +39,27 @@ IDMAP = 0x100000
 _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x4000, 1 << 18, 2
 
 
-def filesystem(kind: str, attributes: int = 0, **options: str | int | bool) -> int:
+def filesystem(
+    kind: str, attributes: int = 0, layers: dict[str, str | int] | None = None, **options: str | bool
+) -> int:
     """Mount a new file system, detached, and return its descriptor (O_CLOEXEC).
 
-    An option's value is a string, ``True`` for a bare flag, or an open descriptor. ``lowerdir``
-    may be given as a descriptor (Linux 6.13). Raises OSError, with the kernel's own word on it.
+    An option's value is a string, or ``True`` for a bare flag. ``layers`` are the directories of an
+    overlay, as paths or (Linux 6.13) as descriptors. Raises OSError that names the option.
     """
     context = syscall(f"fsopen {kind}", _FSOPEN, kind.encode(), 1)
     try:
-        for name, value in options.items():
-            key = b"lowerdir+" if name == "lowerdir" else name.encode()
-            if value is True:
-                syscall(f"{kind} {name}", _FSCONFIG, context, 0, key, None, 0)
-            elif isinstance(value, int):
-                syscall(f"{kind} {name}", _FSCONFIG, context, 5, key, None, value)
+        for name, layer in (layers or {}).items():
+            if isinstance(layer, int):
+                key = b"lowerdir+" if name == "lowerdir" else name.encode()
+                syscall(f"{kind} {name}", _FSCONFIG, context, 5, key, None, layer)
             else:
-                syscall(f"{kind} {name}", _FSCONFIG, context, 1, key, value.encode(), 0)
+                syscall(f"{kind} {name}", _FSCONFIG, context, 1, name.encode(), os.fsencode(layer), 0)
+        for name, value in options.items():
+            if value is True:
+                syscall(f"{kind} {name}", _FSCONFIG, context, 0, name.encode(), None, 0)
+            elif value is not False:
+                syscall(f"{kind} {name}", _FSCONFIG, context, 1, name.encode(), value.encode(), 0)
         syscall(f"create {kind}", _FSCONFIG, context, 6, None, None, 0)
         return syscall(f"fsmount {kind}", _FSMOUNT, context, 1, attributes)
     finally:
@@ -92,13 +98,26 @@ def make_private() -> None:
         raise fail("mount --make-rprivate /")
 
 
+def detached_trees() -> bool:
+    """Whether detached mounts can be cloned and put into one another (Linux 6.15), by the kernel's name.
+
+    Overlay layers by descriptor came before that, with 6.13.
+    """
+    major, minor = (int("".join(c for c in word if c.isdigit()) or 0) for word in os.uname().release.split(".")[:2])
+    return (major, minor) >= (6, 15)
+
+
+def attach(mount: int, path: str) -> None:
+    """Attach a detached mount at an absolute path."""
+    move_mount(mount, AT_FDCWD, path)
+
+
 def pivot_into(mount: int) -> None:
-    """Make a detached mount the root of the calling process's (own, private) mount namespace.
+    """Make an attached mount the root of the calling process's (own, private) mount namespace.
 
     The old root is stacked under the new one by ``pivot_root(".", ".")`` and then let go, so no
     directory for it is needed inside.
     """
-    syscall("move_mount root", _MOVE_MOUNT, mount, b"", AT_FDCWD, b"/tmp", 4)
     os.fchdir(mount)
     syscall("pivot_root", _PIVOT_ROOT, b".", b".")
     if LIBC.umount2(b".", _MNT_DETACH) < 0:

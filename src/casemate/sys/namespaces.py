@@ -87,7 +87,7 @@ def make(kinds: int, setup: Callable[[], None], finish: Callable[[int], None] | 
 
     A short-lived child makes them, since an unprivileged process cannot come back out of one, and a
     privileged one that failed to would go on in the wrong place. ``setup`` runs in the child,
-    ``finish(pid)`` in the caller while the child waits.
+    ``finish(pid)`` in the caller while the child waits. Raises OSError, also with what ``setup`` raised.
     """
     ready_read, ready_write = os.pipe()
     go_read, go_write = os.pipe()
@@ -98,14 +98,19 @@ def make(kinds: int, setup: Callable[[], None], finish: Callable[[int], None] | 
             setup()
             os.write(ready_write, b"r")
             os.read(go_read, 1)  # until the parent has what it wants, or is gone
+        except Exception as error:
+            number = error.errno if isinstance(error, OSError) else 0
+            os.write(ready_write, f"!{number or 1} {error}".encode("utf-8", "replace")[:2000])
         finally:
             os._exit(0)
     held: dict[int, int] = {}
     try:
         os.close(ready_write)
         ready_write = -1
-        if os.read(ready_read, 1) != b"r":
-            raise OSError(1, "a new namespace could not be set up", "namespaces")
+        answer = os.read(ready_read, 4096)
+        if answer != b"r":
+            number, _, text = answer[1:].decode("utf-8", "replace").partition(" ")
+            raise OSError(int(number or 1), text or "the process that makes it died", "namespaces")
         if finish is not None:
             finish(child)
         for bit, name in NAMES.items():

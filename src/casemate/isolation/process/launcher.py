@@ -59,7 +59,7 @@ class Running:
 class Launcher:
     """One per process. ``Preconditions:`` single-threaded; for rootless use, no other user namespace."""
 
-    def __init__(self, runtime: str) -> None:
+    def __init__(self, runtime: str, *, attached: bool | None = None) -> None:
         # What is made here has the modes that are asked for; the command has its caller's mask.
         os.umask(0o022)
         self.rootless = os.geteuid() != 0
@@ -73,7 +73,7 @@ class Launcher:
             self._enter_user_namespace()
         process.drop_bounding_set()
         self._start_block = process.StartBlock()
-        self._maker = SiteMaker(self.hierarchies, rootless=self.rootless)
+        self._maker = SiteMaker(self.hierarchies, runtime, rootless=self.rootless, attached=attached)
 
     def _enter_user_namespace(self) -> None:
         try:
@@ -226,6 +226,7 @@ class Launcher:
         parts = seal.Parts(site.spec, site.uid, site.gid, self.rootless)
         parts.template = site.template.namespace
         parts.filter = self._maker.filter(site.spec)
+        parts.strict_memfd = self._maker.strict_memfd
         parts.start_block = self._start_block
         parts.joined = site.joined
         parts.alive_read, parts.alive_write = self._alive_read, self._alive_write
@@ -333,17 +334,18 @@ class Launcher:
         finally:
             os.close(handle)
         site.kept = True
-        if not site.spec.tops_on_disk and site.tops:
+        if not site.spec.tops_on_disk and site.tops and not site.attached:
+            site.attached.append(f"{site.directory}/scratch")
             os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
             mounts.move_mount(site.scratch, mounts.AT_FDCWD, f"{site.directory}/scratch")
 
     def forget(self, site: Site) -> None:
         """Remove the run's directory with all that is in it."""
-        if site.kept and not site.spec.tops_on_disk and site.tops:
+        while site.attached:
             try:
-                mounts.unmount(f"{site.directory}/scratch")
+                mounts.unmount(site.attached.pop())
             except OSError:
-                pass
+                continue
         site.kept = False
         if site.directory:
             remove_tree(site.directory)

@@ -49,12 +49,17 @@ def probe(runtime: str) -> Offer:
     found = [
         *_namespaces(root),
         _from_child(
-            "detached mount trees",
+            "detached mounts",
             _try_trees,
-            "Linux 6.15",
+            "the mount API of Linux 5.12",
             "a newer kernel",
         ),
-        _from_child("overlay views", _try_overlay, "overlayfs with layers by descriptor (Linux 6.13)", "a newer kernel"),
+        _from_child(
+            "overlay views",
+            lambda: _try_overlay(runtime),
+            "overlayfs with volatile mounts (Linux 5.11 as root, 5.15 rootless)",
+            "a newer kernel",
+        ),
     ]
     if root:
         found.append(
@@ -160,27 +165,26 @@ def _namespaces(root: bool) -> list[Protection]:
 
 def _try_trees() -> str:
     _enter()
+    if not mounts.detached_trees():
+        return "not used before Linux 6.15: parts are attached below the run directory while a sandbox lives"
     tree = mounts.filesystem("tmpfs", mode="0755")
     os.mkdir("a", dir_fd=tree)
-    inner = mounts.filesystem("tmpfs", mode="0755")
-    mounts.move_mount(inner, tree, "a")
-    mounts.clone_tree(tree, recursive=True)
+    mounts.clone_tree(tree, "a")
     return "yes"
 
 
-def _try_overlay() -> str:
+def _try_overlay(place: str) -> str:
     _enter()
-    place = mounts.filesystem("tmpfs", mode="0755")
-    handles = []
-    for name in ("low", "up", "work"):
-        os.mkdir(name, dir_fd=place)
-        handles.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=place))
-    options: dict[str, str | int | bool] = {"lowerdir": handles[0], "upperdir": handles[1], "workdir": handles[2]}
+    os.makedirs(place, 0o700, exist_ok=True)
+    mounts.attach(mounts.filesystem("tmpfs", mode="0755"), place)
+    layers: dict[str, str | int] = {}
+    for option, name in (("lowerdir", "low"), ("upperdir", "up"), ("workdir", "work")):
+        os.mkdir(f"{place}/{name}")
+        layers[option] = f"{place}/{name}"
     if os.geteuid() != 0 or not _has_init_rights():
-        options["userxattr"] = True
-        mounts.filesystem("overlay", volatile=True, **options)
+        mounts.filesystem("overlay", 0, layers, volatile=True, userxattr=True)
         return "yes; renaming a directory that existed before gives EXDEV to the command (mv copies then)"
-    mounts.filesystem("overlay", volatile=True, redirect_dir="on", **options)
+    mounts.filesystem("overlay", 0, layers, volatile=True, redirect_dir="on")
     return "yes"
 
 
@@ -232,19 +236,13 @@ def _seccomp() -> Protection:
 
 
 def _memfd(root: bool) -> Protection:
-    if root:
-        good = os.path.exists("/proc/sys/vm/memfd_noexec")
-        return Protection(
-            name="no execution from memory",
-            status="enforced" if good else "missing",
-            found="by the pid namespace" if good else "no vm.memfd_noexec",
-            needed="Linux 6.3",
-            get="" if good else 'a newer kernel, or isolation.degrade = ["memfd-exec"]',
-        )
+    switch = root and os.path.exists("/proc/sys/vm/memfd_noexec")
     return Protection(
         name="no execution from memory",
         status="enforced",
-        found="by the filter: memfd_create without MFD_NOEXEC_SEAL is refused",
+        found="by the pid namespace"
+        if switch
+        else "by the filter: memfd_create without MFD_NOEXEC_SEAL is refused (Linux 6.3 as root does it better)",
     )
 
 

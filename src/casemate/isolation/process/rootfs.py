@@ -1,4 +1,4 @@
-"""The sandbox's root file system, built detached and shared read-only by every run of the same plan.
+"""The sandbox's root file system: built once in a mount namespace of its own, which every run copies.
 
 Entries, in order; parents are made as needed:
 
@@ -17,7 +17,7 @@ import stat
 from casemate.errors import SandboxError
 from casemate.sys import mounts
 
-__all__ = ["build", "device_directory"]
+__all__ = ["become_root"]
 
 # name -> (major, minor); the nodes every program expects.
 _DEVICES = {
@@ -36,35 +36,35 @@ _DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
     "core": "/proc/kcore",
 }
+_STORE = ".store"
 _HIDDEN_ATTRIBUTES = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
 
 
-def build(entries: list[list[str]], devices: list[str], *, make_nodes: bool) -> int:
-    """Build the tree and return its detached mount, read-only throughout.
+def become_root(entries: list[list[str]], devices: list[str], *, make_nodes: bool, place: str) -> None:
+    """Build the root at ``place`` and make it the calling process's; everything is read-only then.
 
-    Raises SandboxError (``root-failed``) with the entry that could not be made.
+    ``Preconditions:`` the process is in a mount namespace of its own, and nothing that is bound lies
+    below ``place``. Raises SandboxError (``root-failed``) with the entry that could not be made.
     """
+    mounts.make_private()
     root = mounts.filesystem("tmpfs", mode="0755", size="1m", nr_inodes="4k")
+    mounts.attach(root, place)
+    # Small files come from a file system that is let go at the end, so that none of it can be reached.
+    os.mkdir(_STORE, 0o700, dir_fd=root)
     store = mounts.filesystem("tmpfs", mode="0755", size="1m")
-    try:
-        for index, entry in enumerate(entries):
-            try:
-                _make(root, store, entry, str(index))
-            except OSError as error:
-                raise SandboxError(
-                    f"cannot put {entry[-1]} into the sandbox's root: {error}", code="root-failed", entry=entry
-                ) from error
-        dev = device_directory(devices, make_nodes=make_nodes)
-        _ensure_directory(root, "dev")
-        mounts.move_mount(dev, root, "dev")
-        os.close(dev)
-        mounts.restrict(root, mounts.RDONLY | mounts.NOSUID | mounts.NODEV)
-    except BaseException:
-        os.close(root)
-        raise
-    finally:
-        os.close(store)
-    return root
+    mounts.move_mount(store, root, _STORE)
+    for index, entry in enumerate(entries):
+        try:
+            _make(root, store, entry, str(index))
+        except OSError as error:
+            raise SandboxError(
+                f"cannot put {entry[-1]} into the sandbox's root: {error}", code="root-failed", entry=entry
+            ) from error
+    _make_devices(root, devices, make_nodes=make_nodes)
+    mounts.unmount(f"{place}/{_STORE}")
+    os.rmdir(_STORE, dir_fd=root)
+    mounts.restrict(root, mounts.RDONLY | mounts.NOSUID | mounts.NODEV)
+    mounts.pivot_into(root)
 
 
 def _make(root: int, store: int, entry: list[str], name: str) -> None:
@@ -137,13 +137,15 @@ def _ensure_directory(root: int, path: str) -> None:
         os.mkdir(path, 0o755, dir_fd=root)
 
 
-def device_directory(extra: list[str], *, make_nodes: bool) -> int:
-    """A detached /dev with the common nodes and mount points for pts and shm.
+def _make_devices(root: int, extra: list[str], *, make_nodes: bool) -> None:
+    """/dev with the common nodes and mount points for pts and shm.
 
     With ``make_nodes`` (real root) the nodes are made; else the host's own are bound, since a user
     namespace may not make any.
     """
     dev = mounts.filesystem("tmpfs", mode="0755", size="64k")
+    _ensure_directory(root, "dev")
+    mounts.move_mount(dev, root, "dev")
     for name in ("pts", "shm", "mqueue"):
         os.mkdir(name, 0o755, dir_fd=dev)
     for name, to in _DEVICE_LINKS.items():
@@ -157,7 +159,7 @@ def device_directory(extra: list[str], *, make_nodes: bool) -> int:
     for name in extra:
         _bind_device(dev, name)
     mounts.restrict(dev, mounts.RDONLY | mounts.NOSUID | mounts.NOEXEC)
-    return dev
+    os.close(dev)
 
 
 def _bind_device(dev: int, name: str) -> None:

@@ -74,6 +74,7 @@ class Parts:
         "start_block",
         "status",
         "stdio",
+        "strict_memfd",
         "surroundings",
         "template",
         "uid",
@@ -93,6 +94,7 @@ class Parts:
         self.alive_write = -1
         self.status = -1
         self.channel = -1
+        self.strict_memfd = rootless
         self.stdio: tuple[int, int, int] = (-1, -1, -1)
 
 
@@ -246,7 +248,7 @@ _PROC_FLAGS = mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
 def _new_proc(parts: Parts) -> int:
     """A fresh /proc of the new pid namespace, whose init the caller is."""
     proc = mounts.filesystem("proc", _PROC_FLAGS)
-    if not parts.spec.memfd_exec and not parts.rootless:
+    if not parts.spec.memfd_exec and not parts.strict_memfd:
         # Per pid namespace since Linux 6.3: memfds of this sandbox can never be executed. Unprivileged
         # launchers may not write it (the file obeys global root); their filter asks for the flag instead.
         handle = os.open("sys/vm/memfd_noexec", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)

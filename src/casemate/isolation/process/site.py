@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from casemate.errors import ProtectionUnavailable
+from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import filter as seccomp
 from casemate.isolation.process import rootfs
 from casemate.sys import cgroups, landlock, mounts, namespaces
@@ -33,6 +33,7 @@ class Site:
     """One sandbox's surroundings. Every descriptor in it is closed by ``Launcher.discard``."""
 
     __slots__ = (
+        "attached",
         "directory",
         "filter",
         "gid",
@@ -56,6 +57,7 @@ class Site:
         self.uid = uid
         self.gid = gid
         self.directory = directory  # this run's own, on disk; made when something has to lie there
+        self.attached: list[str] = []  # where parts of it are in the launcher's own mount namespace
         self.kept = False  # whether the tops outlive this process by now
         self.scratch = -1
         self.pts = -1
@@ -69,19 +71,29 @@ class Site:
 
 
 class Template:
-    """The read-only root of a plan: its tree (for rules) and the mount namespace of which it is the root."""
+    """The read-only root of a plan: a mount namespace of which it is the root, and two places in it."""
 
     __slots__ = ("dev", "namespace", "tree")
 
-    def __init__(self, spec: Spec, *, make_nodes: bool) -> None:
-        self.tree = rootfs.build(spec.root, spec.devices, make_nodes=make_nodes)
-        self.dev = os.open("dev", os.O_PATH | os.O_CLOEXEC, dir_fd=self.tree)
+    def __init__(self, spec: Spec, place: str, *, make_nodes: bool) -> None:
+        self.tree = self.dev = -1
 
-        def become_root() -> None:
-            mounts.make_private()
-            mounts.pivot_into(self.tree)
+        def setup() -> None:
+            rootfs.become_root(spec.root, spec.devices, make_nodes=make_nodes, place=place)
 
-        self.namespace = namespaces.make(namespaces.MOUNT, become_root)[namespaces.MOUNT]
+        def look(child: int) -> None:
+            self.tree = os.open(f"/proc/{child}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.dev = os.open("dev", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.tree)
+
+        try:
+            self.namespace = namespaces.make(namespaces.MOUNT, setup, look)[namespaces.MOUNT]
+        except OSError as error:
+            raise SandboxError(
+                f"the sandbox's root cannot be built: {error.strerror}",
+                code="root-failed",
+                hint="run `casemate doctor`",
+                errno=error.errno,
+            ) from error
 
     def close(self) -> None:
         """Let it go; sandboxes that were made from it keep their own copies."""
@@ -90,10 +102,21 @@ class Template:
 
 
 class SiteMaker:
-    """Makes the parts of sites; remembers templates, filters and id maps between runs."""
+    """Makes the parts of sites; remembers templates, filters and id maps between runs.
 
-    def __init__(self, hierarchies: cgroups.Hierarchies, *, rootless: bool) -> None:
+    ``runtime`` is a private directory on which a new root is built (in another mount namespace). With
+    ``attached`` parts are attached below the run's directory while they are made, as kernels before 6.15
+    need it; the host's mount table then shows them for as long as the sandbox lives.
+    """
+
+    def __init__(
+        self, hierarchies: cgroups.Hierarchies, runtime: str, *, rootless: bool, attached: bool | None = None
+    ) -> None:
         self.rootless = rootless
+        self.attached = not mounts.detached_trees() if attached is None else attached
+        self._runtime = runtime
+        # Without the pid namespace's switch (Linux 6.3; not for the unprivileged) the filter does it.
+        self.strict_memfd = rootless or not os.path.exists("/proc/sys/vm/memfd_noexec")
         self.hierarchies = hierarchies
         self._landlock = landlock.abi()
         self._own = (os.geteuid(), os.getegid())
@@ -105,7 +128,8 @@ class SiteMaker:
         """The template of a spec; built on first use."""
         key = repr((spec.root, spec.devices))
         if key not in self._templates:
-            self._templates[key] = Template(spec, make_nodes=not self.rootless)
+            os.makedirs(self._runtime, 0o700, exist_ok=True)
+            self._templates[key] = Template(spec, self._runtime, make_nodes=not self.rootless)
         return self._templates[key]
 
     def filter(self, spec: Spec) -> PreparedFilter:
@@ -113,7 +137,7 @@ class SiteMaker:
         key = ",".join(spec.words)
         if key not in self._filters:
             words = frozenset(spec.words) & seccomp.WORDS
-            program = seccomp.build(machine(), words=words, strict_memfd=self.rootless)
+            program = seccomp.build(machine(), words=words, strict_memfd=self.strict_memfd)
             self._filters[key] = PreparedFilter(program)
         return self._filters[key]
 
@@ -177,6 +201,10 @@ class SiteMaker:
             site.ruleset.allow(site.template.tree, READ)
             site.ruleset.allow(site.template.dev, READ | WRITE_DEVICE)
         scratch = site.scratch = mounts.filesystem("tmpfs", _FLAGS, mode="0711", size=str(spec.scratch))
+        if self.attached:
+            os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
+            mounts.attach(scratch, f"{site.directory}/scratch")
+            site.attached.append(f"{site.directory}/scratch")
         for name, mode, target in (("tmp", 0o1777, "/tmp"), ("shm", 0o1777, "/dev/shm"), ("home", 0o700, HOME)):
             os.mkdir(name, mode, dir_fd=scratch)
             if mode & 0o1000:
@@ -247,13 +275,7 @@ class SiteMaker:
         else:
             try:
                 top, work = self._make_top(site, number)
-                options: dict[str, str | int | bool] = {"lowerdir": lower, "upperdir": top, "workdir": work}
-                options["volatile"] = True
-                if self.rootless:
-                    options["userxattr"] = True
-                else:
-                    options["redirect_dir"] = "on"
-                part = mounts.filesystem("overlay", _FLAGS, **options)
+                part = self._overlay(site, number, lower, top, work)
                 os.close(work)
             finally:
                 os.close(lower)
@@ -261,6 +283,25 @@ class SiteMaker:
         for path in site.spec.hide:
             if path.startswith(f"{view.target}/"):
                 self._hide(site, part, path.removeprefix(f"{view.target}/"), path)
+
+    def _overlay(self, site: Site, number: int, lower: int, top: int, work: int) -> int:
+        layers: dict[str, str | int] = {"lowerdir": lower, "upperdir": top, "workdir": work}
+        place = f"{site.directory}/lower{number}"
+        if self.attached:
+            # Before 6.13 layers are paths; the overlay takes mounts of its own from them.
+            os.makedirs(place, 0o700, exist_ok=True)
+            mounts.attach(lower, place)
+            base = site.directory if site.spec.tops_on_disk else f"{site.directory}/scratch"
+            paths = {"lowerdir": place, "upperdir": f"{base}/up{number}", "workdir": f"{base}/work{number}"}
+            layers = {name: path.replace("\\", "\\\\").replace(":", "\\:") for name, path in paths.items()}
+        try:
+            if self.rootless:
+                return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, userxattr=True)
+            return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, redirect_dir="on")
+        finally:
+            if self.attached:
+                mounts.unmount(place)
+                os.rmdir(place)
 
     def _make_top(self, site: Site, number: int) -> tuple[int, int]:
         """Make the two directories of an overlay's top; return them open."""
