@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -51,16 +52,26 @@ def start(scene: Scene, *argv: str, flags: tuple[str, ...] = ()) -> subprocess.P
     return process
 
 
-STUBBORN = (
-    "trap '' TERM INT HUP; (setsid sh -c 'trap \"\" TERM INT HUP; sleep 300' &) ; sleep 300 & wait; sleep 300"
-)
+def say(scene: Scene, *words: str) -> str:
+    """Another verb of the command line, in the workspace."""
+    ran = subprocess.run(
+        [*drop_to(scene.world.uid), str(scene.world.command), *words], cwd=scene.ws,
+        env=scene.world.environment(), capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran
+    return ran.stdout
+
+
+_DEAF = "trap '' TERM INT HUP QUIT; "
+STUBBORN = _DEAF + "(setsid sh -c 'trap \"\" TERM INT HUP QUIT; sleep 300' &) ; sleep 300 & wait; sleep 300"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_end_of_casemate_ends_the_command(casemate: Runner, scene: Scene, number: signal.Signals) -> None:
     """kill -9 and every other end of Casemate ends the whole tree, daemons that ignore signals included."""
     before = leaks.snapshot(scene.world)
-    process = start(scene, STUBBORN)
+    process = start(scene, "echo work >work.txt; " + STUBBORN)
+    time.sleep(0.3)  # the work of commands that end within a moment is not kept
     assert len(alive(scene)) > 1, "the control: while it runs, its processes are seen from here"
     process.send_signal(number)
     if number != signal.SIGKILL:
@@ -78,12 +89,11 @@ def test_end_of_casemate_ends_the_command(casemate: Runner, scene: Scene, number
     assert not left
     again = casemate("/bin/true", timeout=10)
     assert again.code == 0, f"what a kill leaves behind must not stop the next run: {again.brief()}"
-    command = scene.world.command
-    discard = subprocess.run(
-        [*drop_to(scene.world.uid), str(command), "discard"], cwd=scene.ws, env=scene.world.environment(),
-        capture_output=True, text=True, check=False, timeout=30,
-    )  # fmt: skip
-    assert discard.returncode == 0, discard
+    kept = json.loads(say(scene, "changes", "--json"))["interrupted"]
+    assert [name for item in kept for name in str(item["changes"]).split("'") if name == "work.txt"], kept
+    assert not (scene.ws / "work.txt").exists(), "nothing is applied before somebody says so"
+    for item in kept:
+        say(scene, "discard", item["name"])
     before = dataclasses.replace(before, first_scene=scene.world.count - 1)
     left_over = leaks.left_behind(before, scene.world)
     assert not left_over, "\n".join(left_over)
