@@ -26,18 +26,21 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner has to know about the host and the case.
 
     ``layout`` is what the top of the host's file system looks like: name -> link target, or ``""`` for a
-    directory. ``controllers`` are those in which groups can be made. ``owners`` maps each view's source
-    to the uid and gid that own it. ``covers`` maps files of the system to
+    directory. ``loop`` says whether a file system in a file can be had, ``controllers`` are those in which groups can be made. ``owners`` maps each view's source
+    to the uid and gid that own it, ``files`` are those of them that are no directories. ``covers`` maps files of the system to
     what they hold inside. Sizes are bytes.
     """
 
     rootless: bool
+    loop: bool
     layout: dict[str, str]
     memory_total: int
+    processors: int
     controllers: frozenset[str]
     controller_reasons: dict[str, str]
     landlock: int
     owners: dict[str, tuple[int, int]]
+    files: frozenset[str]
     tools: tuple[str, ...]
     extra_read: tuple[str, ...]
     caches: tuple[tuple[str, str], ...]
@@ -75,7 +78,7 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         rlimits["NOFILE"] = resources.open_files
         scopes["open-files"] = "process"
     _limit_tree(policy, facts, rlimits, scopes, watch)
-    scratch, tops_on_disk = _disk(policy, facts, scopes, watch)
+    scratch, scratch_image, tops_on_disk = _disk(policy, facts, scopes, watch)
     sizes = [size for size in (resources.file_size, watch.get("disk")) if size is not None]
     if sizes:
         rlimits["FSIZE"] = min(sizes)
@@ -105,10 +108,11 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         scratch=scratch,
         keep_base=keep_base,
         tops_on_disk=tops_on_disk,
+        scratch_image=scratch_image,
         rlimits=rlimits,
         memory=resources.memory if "memory" in facts.controllers else None,
         pids=resources.pids if "pids" in facts.controllers else None,
-        cpu=resources.cpu if "cpu" in facts.controllers else None,
+        cpu=resources.cpu if "cpu" in facts.controllers and (resources.cpu or 0) < facts.processors else None,
         words=words,
         landlock=facts.landlock > 0,
         memfd_exec="memfd-exec" in policy.isolation.degrade,
@@ -131,7 +135,11 @@ def _limit_tree(
 ) -> None:
     """Memory, processes and processors: by control group, else the next scope that there is."""
     resources = policy.resources
-    asked = {"memory": resources.memory, "pids": resources.pids, "cpu": resources.cpu}
+    cpu = resources.cpu
+    if cpu is not None and cpu >= facts.processors:
+        scopes["cpu"] = "tree"  # nobody can use more than there are
+        cpu = None
+    asked = {"memory": resources.memory, "pids": resources.pids, "cpu": cpu}
     for name, value in asked.items():
         if value is None:
             continue
@@ -163,23 +171,28 @@ def _limit_tree(
 
 def _disk(
     policy: Policy, facts: Facts, scopes: dict[str, str], watch: dict[str, int]
-) -> tuple[int, bool]:
-    """The size of the private file system, and whether the views' tops lie on disk instead.
+) -> tuple[int, bool, bool]:
+    """The size of the private file system, whether it lies in a file, and whether the tops lie beside it.
 
     A tmpfs holds the limit exactly and costs nothing to throw away, but is memory: it takes the tops
-    only up to a quarter of the machine's. Rootless tops must survive a kill of the launcher, which a
-    mount of an unprivileged namespace does not, so they are directories and watched.
+    only up to a quarter of the machine's. Above that root gets a file system in a file. Rootless tops
+    must survive a kill of the launcher, which a mount of an unprivileged namespace does not, so they are
+    directories and watched.
     """
     limit = policy.resources.disk
     share = facts.memory_total // 4
     writable = policy.filesystem.workspace == "write" or bool(policy.filesystem.write)
-    if limit is not None and limit <= share and not facts.rootless:
+    if limit is None:
+        return share, False, writable
+    if not facts.rootless and limit <= share:
         scopes["disk"] = "tree"
-        return max(limit, _MIN_SCRATCH if not writable else 1 << 20), False
-    if limit is not None:
-        scopes["disk"] = "watched"
-        watch["disk"] = limit
-    return min(share, limit) if limit is not None else share, writable
+        return max(limit, 1 << 20 if writable else _MIN_SCRATCH), False, False
+    if not facts.rootless and facts.loop:
+        scopes["disk"] = "tree"
+        return limit, True, False
+    scopes["disk"] = "watched"
+    watch["disk"] = limit
+    return min(share, limit), False, writable
 
 
 def _views(policy: Policy, workspace: str, facts: Facts) -> list[View]:
@@ -206,7 +219,7 @@ def _root(policy: Policy, facts: Facts, views: list[View]) -> tuple[list[list[st
     hide: list[str] = []
     for view in views:
         if not any(view.target.startswith(f"{other}/") for other in shown):
-            root.append(["dir", view.target])
+            root.append(["spot" if view.source in facts.files else "dir", view.target])
     root += [["dir", target] for _, target in facts.caches if not target.startswith(f"{HOME}/")]
     for path in policy.filesystem.deny:
         if any(path == other or path.startswith(f"{other}/") for other in inside):

@@ -45,12 +45,13 @@ def values(name: str) -> dict[str, object]:
         "network.mode": "host" if full else "none",
         # Without a boundary nothing could hold a limit, so full-access promises none.
         "resources.memory": None if full else _memory(),
-        "resources.cpu": None,
+        "resources.cpu": None if full else float(os.cpu_count() or 1),
         "resources.pids": None if full else 4096,
         "resources.open-files": None if full else 4096,
-        "resources.file-size": None,
+        "resources.file-size": None if full else 4 * _GIB,
         "resources.disk": None if full else 4 * _GIB,
-        "resources.timeout": None,
+        # A forgotten server ends after a day.
+        "resources.timeout": None if full else 86400.0,
         "resources.output": None if full else _GIB,
         "resources.scope": "auto",
         "environment.pass": (),

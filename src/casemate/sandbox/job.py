@@ -15,7 +15,7 @@ from casemate.isolation.process.spec import Late
 from casemate.policy import environment, tools
 from casemate.policy.load import load
 from casemate.policy.model import Effective, FlagLayer, Policy, degraded
-from casemate.sys import landlock
+from casemate.sys import landlock, loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,17 +152,23 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
     for source, _ in caches:
         os.makedirs(source, 0o700, exist_ok=True)
     owners: dict[str, tuple[int, int]] = {}
+    files: list[str] = []
     for path in (workspace, *policy.filesystem.read, *policy.filesystem.write):
-        facts = os.stat(path)
-        owners[path] = (facts.st_uid, facts.st_gid)
+        status = os.stat(path)
+        owners[path] = (status.st_uid, status.st_gid)
+        if not stat.S_ISDIR(status.st_mode):
+            files.append(path)
     facts = Facts(
         rootless=rootless,
+        loop=not rootless and not loop.available(),
         layout=layout,
         memory_total=_memory_total(),
+        processors=os.cpu_count() or 1,
         controllers=frozenset(hierarchies.base),
         controller_reasons=hierarchies.reasons,
         landlock=landlock.abi(),
         owners=owners,
+        files=frozenset(files),
         tools=found.binds,
         extra_read=world.binds,
         caches=caches,
@@ -170,8 +176,7 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
         covers=_covers(world.masks),
         devices=(),
     )
-    base = places.state if rootless else places.run
-    job.plan = plan(policy, workspace, facts, f"{base}/views/{job.key}")
+    job.plan = plan(policy, workspace, facts, f"{places.state}/views/{job.key}")
     job.late.env = world.env
     job.readable = (*shown, *found.binds, *world.binds, *policy.filesystem.read)
     job.notes = (*job.notes, *found.notes, *world.notes)

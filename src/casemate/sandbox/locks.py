@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 
+from casemate.errors import SandboxError
 from casemate.sys.locks import sweep
 
 __all__ = ["WorkspaceLock"]
@@ -48,8 +49,16 @@ class WorkspaceLock:
         try:
             return os.open(self._path, flags, 0o600)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
-            return os.open(self._path, flags, 0o600)
+            try:
+                os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
+                return os.open(self._path, flags, 0o600)
+            except OSError as error:
+                raise SandboxError(
+                    f"Casemate's own directory cannot be used: {error}",
+                    code="state-unusable",
+                    hint="check XDG_RUNTIME_DIR and XDG_STATE_HOME",
+                    path=self._path,
+                ) from error
 
     def holder(self) -> str:
         """What the present holder says about itself."""

@@ -86,7 +86,7 @@ def apply_tops(job: Job, tops: list[int], *, rootless: bool, hold_base: str) -> 
     for number, (view, top) in enumerate(zip(views, tops, strict=True)):
         hold = _HoldDirectory(f"{hold_base}/{number}")
         try:
-            report = apply(top, view.source, _options(job, hold, rootless=rootless))
+            report = apply(top, view.source, _options(job, view.source, hold, rootless=rootless))
         except OSError as error:
             raise WorkspaceError(
                 f"the changes could not be applied to {view.source}: {error}",
@@ -122,14 +122,19 @@ class _HoldDirectory:
             return
 
 
-def _options(job: Job, hold: _HoldDirectory, *, rootless: bool) -> ApplyOptions:
+def _options(job: Job, view: str, hold: _HoldDirectory, *, rootless: bool) -> ApplyOptions:
+    # What is hidden may also not be made: a name that was not there when the view was made has no cover.
+    root = f"{view.rstrip('/')}/"
+    denied = tuple(
+        f"/{path.removeprefix(root)}" for path in job.policy.filesystem.deny if path.startswith(root)
+    )
     return ApplyOptions(
         started_ns=job.began_wall_ns,
         xattrs="user.overlay." if rootless else "trusted.overlay.",
         redirects=not rootless,
         hold_dir=hold.descriptor,
         readable_roots=job.readable,
-        protect=job.policy.filesystem.protect,
+        protect=(*job.policy.filesystem.protect, *denied),
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import _socket
 import gc
 import os
+import stat
 import time
 
 from casemate.errors import ProtectionUnavailable, SandboxError
@@ -79,6 +80,7 @@ class Launcher:
         try:
             namespaces.leave(namespaces.USER | namespaces.MOUNT)
             namespaces.map_single(self._own_uid, self._own_uid, self._own_gid, self._own_gid)
+            mounts.make_private()
         except OSError as error:
             raise ProtectionUnavailable(
                 f"this host lets user {self._own_uid} make no user namespace: {error}",
@@ -87,7 +89,6 @@ class Launcher:
                 needed="unprivileged user namespaces",
                 found=str(error),
             ) from error
-        mounts.make_private()
 
     def _new_site(self, spec: Spec) -> tuple[Site, str]:
         template = self._maker.template(spec)
@@ -202,11 +203,14 @@ class Launcher:
         return [master, slave]
 
     def _give_streams(self, site: Site, stdio: tuple[int, int, int]) -> None:
-        """Let the sandbox's uid open its own /dev/stdout."""
-        if not self.rootless:
-            for descriptor in stdio:
-                if descriptor >= 0:
-                    os.fchown(descriptor, site.uid, site.gid)
+        """Let the sandbox's uid open its own /dev/stdout. Pipes only: nothing of the host's is given away."""
+        for descriptor in stdio:
+            if descriptor < 0:
+                continue
+            if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                raise SandboxError("a sandbox's streams have to be pipes of its own", code="bad-request")
+            if not self.rootless:
+                os.fchown(descriptor, site.uid, site.gid)
 
     def _surroundings(self, site: Site) -> seal.Surroundings:
         return seal.Surroundings(
@@ -386,23 +390,57 @@ class Launcher:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory that held a sandbox's files, whatever modes the sandbox gave them."""
-    import shutil
+    """Remove a directory that held a sandbox's files, whatever modes it gave them and however deep they are.
 
-    def open_up(function: object, name: str, _error: object) -> None:
-        parent = os.path.dirname(name)
-        os.chmod(parent, 0o700)
-        if os.path.isdir(name) and not os.path.islink(name):
-            os.chmod(name, 0o700)
-            shutil.rmtree(name, ignore_errors=True)
-        elif callable(function):
+    Goes down by descriptors and up by ``..``, which in a private directory of dead processes leads where
+    it came from; holds two descriptors at any depth, and follows no link.
+    """
+    try:
+        parent = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    names = [os.path.basename(path)]
+    current, depth = parent, 0
+    stack: list[list[str]] = []
+    try:
+        while True:
+            if not names:
+                if depth == 0:
+                    return
+                above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=current)
+                os.close(current)
+                current, depth, names = above, depth - 1, stack.pop()
+                _remove(names.pop(), current, directory=True)
+                continue
+            name = names[-1]
+            if _remove(name, current, directory=False):
+                names.pop()
+                continue
             try:
-                function(name)
+                os.chmod(name, 0o700, dir_fd=current)  # it is no link: unlink would have taken that
+                below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
             except OSError:
-                return
+                names.pop()
+                continue
+            stack.append(names)
+            os.close(current)
+            current, depth, names = below, depth + 1, os.listdir(below)
+    finally:
+        os.close(current)
 
-    if os.path.lexists(path):
-        shutil.rmtree(path, onerror=open_up)
+
+def _remove(name: str, directory_fd: int, *, directory: bool) -> bool:
+    """Remove an entry; False if it is a directory with something in it. What cannot be removed is left."""
+    try:
+        if directory:
+            os.rmdir(name, dir_fd=directory_fd)
+        else:
+            os.unlink(name, dir_fd=directory_fd)
+    except IsADirectoryError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _interpret(record: bytes, outcome: Outcome) -> None:

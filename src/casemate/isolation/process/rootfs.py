@@ -4,6 +4,7 @@ Entries, in order; parents are made as needed:
 
 ``["bind", source, target]``   the host's directory or file, read-only, with all that is mounted below
 ``["dir", target]``            an empty directory (mode 0755), often a mount point
+``["spot", target]``           an empty file, a mount point
 ``["link", target, to]``       a symbolic link
 ``["file", target, content]``  a small read-only file; ``target`` may lie below a bind if it exists there
 ``["hide", target]``           covers what a bind shows: an empty directory or an empty file, mode 0
@@ -71,6 +72,8 @@ def _make(root: int, store: int, entry: list[str], name: str) -> None:
     kind, target = entry[0], entry[2 if entry[0] == "bind" else 1].lstrip("/")
     if kind == "dir":
         _ensure_directory(root, target)
+    elif kind == "spot":
+        _place(root, target, is_directory=False)
     elif kind == "link":
         _ensure_directory(root, os.path.dirname(target))
         os.symlink(entry[2], target, dir_fd=root)

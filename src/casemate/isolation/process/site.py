@@ -13,7 +13,7 @@ import stat
 from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import filter as seccomp
 from casemate.isolation.process import rootfs
-from casemate.sys import cgroups, landlock, mounts, namespaces
+from casemate.sys import cgroups, landlock, loop, mounts, namespaces
 from casemate.sys.bpf import Prepared as PreparedFilter
 from casemate.sys.landlock import EVERYTHING, READ, WRITE_DEVICE, Ruleset
 from casemate.sys.native import machine
@@ -200,7 +200,7 @@ class SiteMaker:
             site.ruleset = Ruleset(self._landlock)
             site.ruleset.allow(site.template.tree, READ)
             site.ruleset.allow(site.template.dev, READ | WRITE_DEVICE)
-        scratch = site.scratch = mounts.filesystem("tmpfs", _FLAGS, mode="0711", size=str(spec.scratch))
+        scratch = site.scratch = self._new_scratch(site)
         if self.attached:
             os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
             mounts.attach(scratch, f"{site.directory}/scratch")
@@ -229,6 +229,17 @@ class SiteMaker:
             gid=str(site.gid),
         )
         self._add(site, site.pts, "/dev/pts")
+
+    def _new_scratch(self, site: Site) -> int:
+        size = site.spec.scratch
+        if not site.spec.scratch_image:
+            return mounts.filesystem("tmpfs", _FLAGS, mode="0711", size=str(size))
+        os.makedirs(site.directory, 0o700, exist_ok=True)
+        scratch = loop.make(f"{site.directory}/scratch.img", size, _FLAGS)
+        handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=scratch)
+        os.fchmod(handle, 0o711)
+        os.close(handle)
+        return scratch
 
     def _add(self, site: Site, part: int, target: str) -> None:
         """A part that the sandbox may write to."""
@@ -265,9 +276,10 @@ class SiteMaker:
 
     def _make_view(self, site: Site, number: int) -> None:
         view = site.spec.views[number]
-        if view.target.startswith("/tmp/"):
-            _make_mount_point(site.scratch, view.target.lstrip("/"))
         lower = self._host_directory(site, view.source, view.owner)
+        if view.target.startswith("/tmp/"):
+            directory = stat.S_ISDIR(os.fstat(lower).st_mode)
+            _make_mount_point(site.scratch, view.target.lstrip("/"), directory=directory)
         if not view.writable:
             mounts.restrict(lower, mounts.RDONLY)
             site.parts.append((lower, view.target))
@@ -364,14 +376,16 @@ class SiteMaker:
         site.parts.append((cover, target))
 
 
-def _make_mount_point(scratch: int, path: str) -> None:
+def _make_mount_point(scratch: int, path: str, *, directory: bool) -> None:
     """Make the mount point of a view that lies below /tmp, which is new and empty in each sandbox."""
     parts = path.split("/")
-    for depth in range(2, len(parts) + 1):
+    for depth in range(2, len(parts) + (1 if directory else 0)):
         try:
             os.mkdir("/".join(parts[:depth]), 0o755, dir_fd=scratch)
         except FileExistsError:
             continue
+    if not directory:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444, dir_fd=scratch))
 
 
 def _account_files(uid: int, gid: int) -> dict[str, str]:

@@ -41,7 +41,7 @@ class Spec:
     ``root`` is the list of entries of the root file system (see ``rootfs``); ``home`` maps file names
     below HOME to their content; ``binds`` are ``(source, target)`` writable host directories (caches);
     ``scratch`` is the size in bytes of the private writable file system that holds /tmp, HOME and, unless
-    ``tops_on_disk``, the tops of the views. ``keep_base`` is the directory below which each run of this
+    ``tops_on_disk``, the tops of the views; ``scratch_image`` puts it into a file instead of memory. ``keep_base`` is the directory below which each run of this
     spec gets one of its own, for tops that lie on disk or have to outlive the launcher. ``hide`` are paths below views that are
     covered where they exist.
     """
@@ -63,6 +63,7 @@ class Spec:
         "rlimits",
         "root",
         "scratch",
+        "scratch_image",
         "tops_on_disk",
         "views",
         "words",
@@ -78,6 +79,7 @@ class Spec:
         scratch: int,
         keep_base: str,
         tops_on_disk: bool,
+        scratch_image: bool = False,
         rlimits: dict[str, int],
         memory: int | None,
         pids: int | None,
@@ -98,6 +100,7 @@ class Spec:
         self.scratch = scratch
         self.keep_base = keep_base
         self.tops_on_disk = tops_on_disk
+        self.scratch_image = scratch_image
         self.rlimits = rlimits
         self.memory = memory
         self.pids = pids
@@ -140,6 +143,7 @@ class Spec:
             scratch=_number(fields["scratch"]),
             keep_base=_text(fields["keep_base"]),
             tops_on_disk=_flag(fields["tops_on_disk"]),
+            scratch_image=_flag(fields["scratch_image"]),
             rlimits=rlimits,
             memory=_optional(fields["memory"]),
             pids=_optional(fields["pids"]),

@@ -22,15 +22,14 @@ class Watch:
         self._tops = tops
         self._pid = pid
         self._free_at_start = [_free(top) for top in tops]
-        self.peak_memory = 0
 
     def exceeded(self) -> str:
         """The name of a limit that is exceeded right now, or ``""``."""
         limit = self._limits.get("memory")
         if limit is not None:
-            used = sum(_resident(pid) for pid in _tree(self._pid))
-            self.peak_memory = max(self.peak_memory, used)
-            if used > limit:
+            tree = _tree(self._pid)
+            # Cheap and too high: pages that forked processes share are counted once for each of them.
+            if sum(_resident(pid) for pid in tree) > limit and sum(_proportional(pid) for pid in tree) > limit:
                 return "memory"
         limit = self._limits.get("disk")
         if limit is not None and self._tops:
@@ -53,7 +52,8 @@ def _free(path: str) -> int:
 
 def _tree(pid: int) -> list[int]:
     """Init and everything below it; what loses its parent becomes a child of init, so nothing escapes."""
-    found, queue = [], [pid]
+    found: list[int] = []
+    queue = [pid]
     while queue and len(found) < 65536:
         current = queue.pop()
         found.append(current)
@@ -72,8 +72,17 @@ def _resident(pid: int) -> int:
             fields = file.read().split()
     except OSError:
         return 0
-    # Shared pages (libraries) would be counted once per process; shared memory counts as the writer's.
-    return (int(fields[1]) - int(fields[2])) * 4096 if len(fields) > 2 else 0
+    return int(fields[1]) * 4096 if len(fields) > 1 else 0
+
+
+def _proportional(pid: int) -> int:
+    """The process's share of its anonymous and shared memory, and what of it is swapped out."""
+    wanted = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(wanted))
+    except OSError:
+        return 0
 
 
 def _size(top: str) -> int:
