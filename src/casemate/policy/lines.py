@@ -40,7 +40,7 @@ def nesting(text: str) -> int:
     """
     bare = _TOML.sub(lambda match: "q" if match[0][0] != "#" else "", text)
     longest = 1
-    for line in bare.splitlines():
+    for line in bare.split("\n"):
         # A dot is part of a key, a number or a date here, never of a string.
         longest = max(longest, line.count(".") + 1)
     return longest

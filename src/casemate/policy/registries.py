@@ -62,7 +62,8 @@ def read_small(path: str) -> str | None:
     finally:
         os.close(fd)
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-    return None if "\0" in text else text
+    # One kind of line end; str.splitlines would also split at characters that are part of a value.
+    return None if "\0" in text else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 # ---------------------------------------------------------------- pip
@@ -97,7 +98,7 @@ def _admitted(value: str, admit: Callable[[str], str | None]) -> str | None:
 def _ini_items(text: str) -> list[tuple[str, str, str]]:
     items: list[tuple[str, str, list[str]]] = []
     section = ""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         bare = line.strip()
         if not bare or bare[0] in "#;":
             continue
@@ -134,7 +135,7 @@ def npmrc(text: str, admit: Callable[[str], str | None]) -> tuple[bytes, bool]:
     """npm's settings that may enter, and whether anything was held back."""
     lines: list[str] = []
     held = False
-    for line in text.splitlines():
+    for line in text.split("\n"):
         bare = line.strip()
         if not bare or bare[0] in "#;":
             continue
@@ -165,7 +166,7 @@ def cargo_config(text: str, admit: Callable[[str], str | None]) -> tuple[bytes, 
     """
     lines: list[str] = []
     table, started, held = "", False, False
-    for line in text.splitlines():
+    for line in text.split("\n"):
         bare = line.strip()
         if not bare or bare.startswith("#"):
             continue
@@ -262,7 +263,7 @@ def _git_values(text: str) -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     section = ""
     # A backslash at the end of a line joins it to the next.
-    for line in text.replace("\\\r\n", "").replace("\\\n", "").splitlines():
+    for line in text.replace("\\\n", "").split("\n"):
         bare = line.strip()
         if bare.startswith("["):
             # A subsection is another place: user "x" is not user.

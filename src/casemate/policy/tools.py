@@ -448,7 +448,7 @@ def _pyvenv_home(cfg: str) -> str | None:
         return None
     finally:
         os.close(fd)
-    for line in text.splitlines():
+    for line in text.split("\n"):
         key, equals, value = line.partition("=")
         if equals and key.strip() == "home":
             value = os.path.normpath(value.strip())
