@@ -22,6 +22,7 @@ __all__ = [
     "chmod_fd",
     "clone_range",
     "descriptor_path",
+    "find_handle",
     "link_fd",
     "mount_id",
     "open_beneath",
@@ -37,7 +38,7 @@ DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 NOREPLACE, EXCHANGE = 1, 2
 
 _OPENAT2 = 437
-_RENAMEAT2, _STATX = {"x86_64": (316, 332)}.get(machine(), (276, 291))
+_RENAMEAT2, _STATX, _OPEN_BY_HANDLE_AT = {"x86_64": (316, 332, 304)}.get(machine(), (276, 291, 265))
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _STATX_BTIME, _STATX_MNT_ID = 0x800, 0x1000
 _FICLONE = 0x40049409
@@ -72,6 +73,10 @@ _statx = ctypes.CFUNCTYPE(
     ctypes.c_uint,
     ctypes.c_void_p,
     use_errno=True,
+)(("syscall", _libc))
+
+_open_by_handle_at = ctypes.CFUNCTYPE(
+    ctypes.c_long, ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, use_errno=True
 )(("syscall", _libc))
 
 _pack_how = struct.Struct("=QQQ").pack  # struct open_how: flags, mode, resolve
@@ -143,6 +148,29 @@ def _stat_block(descriptor: int, name: str | bytes, mask: int) -> bytes | None:
     if _statx(_STATX, descriptor, _name(name), flags, mask, block) < 0:
         raise _fail(name)
     return block.raw if struct.unpack_from("=I", block, 0)[0] & mask else None
+
+
+def find_handle(directory: int, kind: int, handle: bytes) -> str | None:
+    """Where below ``directory`` the file is that a file handle names (its identity, whatever it is called
+    by now); None if it is elsewhere or gone, or we may not ask: that needs CAP_DAC_READ_SEARCH.
+    """
+    # struct file_handle: u32 handle_bytes, int handle_type, then the handle.
+    block = struct.pack("=Ii", len(handle), kind) + handle
+    mount = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)  # not O_PATH: EBADF
+    try:
+        fd: int = _open_by_handle_at(_OPEN_BY_HANDLE_AT, mount, block, os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(mount)
+    if fd < 0:
+        return None
+    try:
+        if not os.fstat(fd).st_nlink:
+            return None
+        top = os.readlink(descriptor_path(directory)).rstrip("/") + "/"
+        path = os.readlink(descriptor_path(fd))
+    finally:
+        os.close(fd)
+    return path[len(top) :] if path.startswith(top) else None
 
 
 def descriptor_path(descriptor: int) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 
 from casemate.sys.files import (
     DIRECTORY,
@@ -23,7 +22,7 @@ from casemate.sys.files import (
 )
 from casemate.workspace.names import join
 from casemate.workspace.scan import DIR, FILE, LINK
-from casemate.workspace.target import Changed, give
+from casemate.workspace.target import TEMPORARY, Changed, give
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class Adopter:
                 if not self._clean(fd, status, owner):
                     return False
                 mode = self.merged.index[path].mode & 0o777
-                if mode & 0o700 != 0o700:
+                if mode & 0o700 != 0o700 and not self.target.super:
                     chmod_fd(fd, mode | 0o700)
                     locked.append((path, status, mode))
                 with os.scandir(fd) as listing:
@@ -163,16 +162,29 @@ class Adopter:
             parent = self.target.directory(directory)
             if before is None:
                 rename(source, name, parent, name, NOREPLACE)
-            else:
-                self.target.settle(source, name, parent, name, before)
+                return True
+            # By a second name: an exchange would leave the old file in the top, under this name.
+            stage = self.target.stage(parent)
+            self.target.remove_leftover(stage)
+            try:
+                os.link(name, TEMPORARY, src_dir_fd=source, dst_dir_fd=stage, follow_symlinks=False)
+                self.target.settle(stage, TEMPORARY, parent, name, before)
+            finally:
+                self.target.remove_leftover(stage)
+            os.unlink(name, dir_fd=source)
+            return True
         except FileExistsError:
             raise Changed from None
         except OSError:
             return False
-        else:
-            if before is not None:  # what was there is now in the top, in the place of the new file
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=source)
-            return True
+        finally:
+            os.close(source)
+
+    def forget(self, path: str) -> None:
+        """The workspace has this very file: an interrupted try had still to take its name off the top."""
+        directory, _, name = path.rpartition("/")
+        source = open_beneath(self.top, directory or ".", DIRECTORY)
+        try:
+            os.unlink(name, dir_fd=source)
         finally:
             os.close(source)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import suppress
 
 from casemate.errors import WorkspaceError
 from casemate.sys.files import DIRECTORY
@@ -19,6 +20,7 @@ from casemate.workspace.judge import Judge
 from casemate.workspace.make import Maker, born_ns
 from casemate.workspace.merged import Merged, open_content, read_link
 from casemate.workspace.moves import Mover, judge_move
+from casemate.workspace.names import prefixes
 from casemate.workspace.remove import Remover
 from casemate.workspace.report import (
     CONFLICT,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["apply", "start_time"]
 
+_APPLIED = "trusted.casemate.applied"
 #: The one failure that stands for all changes.
 TOO_MUCH = "more changes than can be looked at in the time and number allowed: nothing was applied"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # no further write can succeed
@@ -95,13 +98,29 @@ def _is_empty(directory: int) -> bool:
         return next(listing, None) is None
 
 
+def _was_applied(top: int) -> bool:
+    """Whether an apply step has been at work with this top. Only root's own word counts: a command of the
+    same user could have set a user's attribute.
+    """
+    try:
+        return bool(os.getxattr(top, _APPLIED))
+    except OSError:
+        return False
+
+
+def _mark_applied(top: int) -> None:
+    with suppress(OSError):  # then the caller's ``resumed`` has to do
+        os.setxattr(top, _APPLIED, b"y")
+
+
 class _Apply:
     def __init__(self, top: int, root: int, workspace: str, options: ApplyOptions, tally: Tally) -> None:
         self.top, self.root, self.options, self.tally = top, root, options, tally
         self.started = options.started_ns
+        self.resumed = options.resumed or _was_applied(top)
         self.changes: Changes = scan(
             top, root, prefix=options.xattrs, redirects=options.redirects, limits=options.limits,
-            started_ns=options.started_ns,
+            started_ns=options.started_ns, resumed=self.resumed,
         )  # fmt: skip
         self.merged = Merged(top, root, self.changes)
         self.judge = Judge(self.merged, workspace, options)
@@ -110,12 +129,12 @@ class _Apply:
         )
         self.target = Target(root, options.hold_dir, self.started)
         self.remover = Remover(
-            self.target, self.judge, self.started, resumed=options.resumed,
+            self.target, self.judge, self.started, resumed=self.resumed,
             hold=self._hold_deletion, fail=self._fail,
         )  # fmt: skip
         self.contexts: dict[str, Context] = {"": self.judge.root()}
         self.maker = Maker(
-            top, self.target, self.merged, self.remover, self.contexts, tally, options
+            top, self.target, self.merged, self.remover, self.contexts, tally, self.started, self.resumed
         )
         # What passes: directories and files in order; deletions.
         self.makes: list[tuple[Change, Verdict]] = []
@@ -136,6 +155,7 @@ class _Apply:
             if not self._judge_all():
                 self.tally.fail("", TOO_MUCH)
                 return
+            _mark_applied(self.top)
             self._move_all()
             self._make_all()
             if self.tally.failed_total:
@@ -183,7 +203,7 @@ class _Apply:
 
     def _judge_directory(self, change: Change, above: Context) -> None:
         context = self.judge.enter(above, change.path, change)
-        moved = change.source is not None and change.source != change.path
+        moved = change.moved
         if moved and context.held is None:
             held = judge_move(
                 self.judge, change, context, self.changes.hidden, self.options.limits.entries
@@ -214,8 +234,7 @@ class _Apply:
         if self.store is None:
             self.tally.complete = False
             return
-        moved = change.kind == DIR and change.source is not None and change.source != change.path
-        to = os.fsencode(change.source or "") if moved else b""
+        to = os.fsencode(change.source or "") if change.moved else b""
         source = -1
         # What is in conflict is newer on the host already: only what the host does from now on counts.
         since = time.time_ns() if held.reason == CONFLICT else born_ns(self.top, change, self.started)
@@ -226,7 +245,7 @@ class _Apply:
                 source = open_content(self.top, change.path)
             item = keeping.Item(
                 path=os.fsencode(change.path),
-                kind=keeping.MOVE_ENTRY if moved else _STORED[change.kind],
+                kind=keeping.MOVE_ENTRY if change.moved else _STORED[change.kind],
                 reason=held.reason, detail=held.detail, unit=os.fsencode(held.path),
                 mode=change.mode & 0o777, size=change.size if change.kind == FILE else 0,
                 mtime_ns=change.mtime_ns, since_ns=since, to=to,
@@ -261,16 +280,25 @@ class _Apply:
     # -- doing -----------------------------------------------------------------------------------------
 
     def _move_all(self) -> None:
-        mover = Mover(self.target, self.remover, {change.source or "" for change in self.moves})
+        if not self.moves:
+            return
+        mover = Mover(self.target, self.remover, self.maker, self.moves)
         for change in self.moves:
             directory = change.path.rpartition("/")[0]
+            above = next((path for path in prefixes(directory) if path in self.blocked), None)
+            if above is not None:
+                self.remover.keep.add(change.source or "")
+                self.blocked[change.path] = blocking = self.blocked[above]
+                if blocking is not None:
+                    self._keep(change, blocking)
+                continue
             try:
-                self._make_above(directory)
                 held = mover.move(change, self.contexts[directory])
             except Changed:
                 held = Held(change.path, CONFLICT, "something is in the way")
             except OSError as error:
                 self._fail(change.path, error)
+                self.remover.keep.add(change.source or "")
                 self.blocked[change.path] = None
                 continue
             if held is None:
@@ -279,13 +307,8 @@ class _Apply:
                 self.remover.keep.add(change.source or "")
                 self.blocked[change.path] = held
                 self._hold(change, held)
-
-    def _make_above(self, path: str) -> None:
-        """Make the directories that a move goes into, if the command has made them too."""
-        if not path or self.target.stat(path) is not None:
-            return
-        self._make_above(path.rpartition("/")[0])
-        self.target.make_directory(path)
+        for path in mover.give_back():
+            self.tally.fail(path, "set aside for a rename that did not end, and could not be put back")
 
     def _make_all(self) -> None:
         for change, verdict in self.makes:

@@ -18,7 +18,7 @@ import msgspec
 
 from casemate.workspace import gitconfig, gitfiles
 from casemate.workspace.merged import read_file
-from casemate.workspace.names import join
+from casemate.workspace.names import join, prefixes
 from casemate.workspace.protected import GIT, fold
 from casemate.workspace.report import (
     GIT_CONFIG,
@@ -210,7 +210,7 @@ class GitJudge:
             return resolved is not None
         if self.protected.judge(resolved):
             return False
-        return not any(self.is_repository(at) for at in _prefixes(resolved))
+        return not any(self.is_repository(at) for at in prefixes(resolved))
 
     def _hook(self, name: str, change: Change) -> Verdict:
         if name.endswith(".sample"):
@@ -308,9 +308,3 @@ class GitJudge:
 
 def _no(change: Change, reason: str, detail: str) -> Verdict:
     return Verdict(Held(change.path, reason, detail))
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    while path:
-        yield path
-        path = path.rpartition("/")[0]

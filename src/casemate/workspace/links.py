@@ -102,7 +102,12 @@ class _Walk:
             self._check(here[-1].path, name)
             node = self.world.child(here[-1], name)
             if node.kind == LINK:
-                to = self._follow(self.world.target_of(node))
+                if not self.budget:
+                    # Links in a circle, or too many for the kernel: it leads nowhere. Each of them is
+                    # judged for itself as well, so none can come to lead out later.
+                    return 0
+                self.budget -= 1
+                to = self.world.target_of(node)
                 more = [part for part in to.split("/") if part not in ("", ".")]
                 if to.startswith("/"):
                     return self.host("/", more + todo[::-1])
@@ -118,12 +123,6 @@ class _Walk:
     def _check(self, directory: str, name: str) -> None:
         if rule := self.links.protected.match(directory, name):
             raise _Stop(LINK_PROTECTED, f"leads to {rule.pattern}")
-
-    def _follow(self, to: str) -> str:
-        self.budget -= 1
-        if self.budget < 0:
-            raise _Stop(LINK_OUTSIDE, "too many links")
-        return to
 
     def _beyond(self, path: str, todo: list[str]) -> int:
         """The rest of a path after a name where no directory is (yet)."""
@@ -155,7 +154,10 @@ class _Walk:
                 here, mode = "/".join([path, *reversed(todo)]), 0
                 break
             if stat.S_ISLNK(mode):
-                to = self._follow(os.readlink(path))
+                if not self.budget:
+                    raise _Stop(LINK_OUTSIDE, "too many links")
+                self.budget -= 1
+                to = os.readlink(path)
                 here = "/" if to.startswith("/") else here
                 todo.extend(part for part in reversed(to.split("/")) if part not in ("", "."))
             else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from casemate.workspace.judge import Context
     from casemate.workspace.merged import Merged
     from casemate.workspace.remove import Remover
-    from casemate.workspace.report import ApplyOptions, Tally, Verdict
+    from casemate.workspace.report import Tally, Verdict
     from casemate.workspace.scan import Change
     from casemate.workspace.target import Target
 
@@ -45,13 +45,16 @@ class Maker:
 
     def __init__(
         self, top: int, target: Target, merged: Merged, remover: Remover, contexts: dict[str, Context],
-        tally: Tally, options: ApplyOptions,
+        tally: Tally, started_ns: int, resumed: bool,
     ) -> None:  # fmt: skip
         self.top, self.target, self.merged, self.remover = top, target, merged, remover
-        self.contexts, self.tally, self.started = contexts, tally, options.started_ns
+        self.contexts, self.tally = contexts, tally
+        self.started, self.resumed = started_ns, resumed
         self.adopter = Adopter(top, target, merged)
         # Directories that take the place of what is on the host.
         self.replacing: set[str] = set()
+        # Directories made before their turn, for a rename into them.
+        self._early: dict[str, os.stat_result] = {}
         # (path, which it is, mode, mtime or None) of directories, for when they are filled.
         self._unfinished: list[tuple[str, os.stat_result, int, int | None]] = []
 
@@ -65,6 +68,12 @@ class Maker:
             self._make_link(change, verdict)
         else:
             self._make_file(change, verdict)
+
+    def make_above(self, path: str) -> None:
+        """Make the directories that a rename goes into, if the command has made them too."""
+        if path and self.target.stat(path) is None:
+            self.make_above(path.rpartition("/")[0])
+            self._early[path] = self.target.make_directory(path)
 
     def finish(self) -> list[tuple[str, OSError]]:
         """Give the directories their modes and times; returns what failed."""
@@ -85,10 +94,16 @@ class Maker:
         if verdict.executable or (change.kind != DIR and change.kind != LINK and change.mode & 0o111):
             self.tally.executable(change.path)
 
+    def _may_adopt(self, path: str) -> bool:
+        """Not out of a directory that replaces another: what it does not have counts as deleted, should
+        the step have to be run again.
+        """
+        return path.rpartition("/")[0] not in self.replacing
+
     def _make_directory(self, change: Change) -> None:
         path, mode = change.path, change.mode & 0o777
         status = self.target.stat(path)
-        moved = change.source is not None and change.source != path
+        moved = change.moved
         replaces = not moved and (
             change.hides or (change.source is None and path.rpartition("/")[0] in self.replacing)
         )
@@ -99,8 +114,12 @@ class Maker:
                 raise Changed
             self.target.unlink(path, status)
             status = None
+        if path in self._early:
+            self._unfinished.append((path, self._early[path], mode, change.mtime_ns))
+            self.tally.change("created", path)
+            return
         if status is None:
-            if self.adopter.directory(change):
+            if self._may_adopt(path) and self.adopter.directory(change):
                 self.adopter.adopted.add(path)
             else:
                 made = self.target.make_directory(path)
@@ -108,14 +127,14 @@ class Maker:
             self.tally.change("replaced" if change.hides else "created", path)
             return
         if replaces:
-            index = self.merged.index
-            self.remover.children(
-                path, self.contexts[path], lambda name: f"{path}/{name}" in index
-            )
-            if change.hides:
+            index, removed = self.merged.index, self.remover.removed
+            self.remover.children(path, self.contexts[path], lambda name: f"{path}/{name}" in index)
+            if self.remover.removed > removed:
                 self.tally.change("replaced", path)
         before = status.st_mode & 0o777
-        wanted = before
+        # A directory that only the top has, and here it is all the same: made by an interrupted try.
+        ours = self.resumed and change.source is None and not change.lower_mode
+        wanted = mode if moved or ours else before
         if mode != change.lower_mode & 0o777 and (replaces or before == change.lower_mode & 0o777):
             wanted = mode
             if before != mode and not change.hides:
@@ -123,8 +142,8 @@ class Maker:
         if not self.target.super and before & 0o300 != 0o300:
             self.target.finish_directory(path, status, before | 0o700, None)
             before = -1
-        if wanted != before:
-            self._unfinished.append((path, status, wanted, None))
+        if wanted != before or ours:
+            self._unfinished.append((path, status, wanted, change.mtime_ns if ours else None))
 
     def _clear(self, change: Change) -> os.stat_result | None:
         """The host's entry that a file or link replaces, if there is one; a directory is removed first."""
@@ -143,9 +162,12 @@ class Maker:
     def _make_link(self, change: Change, verdict: Verdict) -> None:
         to = read_link(self.top, change.path)
         before = self._clear(change)
+        newer = before is not None and self._host_is_newer(change, before)
         if before is not None and stat.S_ISLNK(before.st_mode) and self._host_link(change.path) == to:
+            if not newer:
+                self.target.date_link(change.path, change.mtime_ns)
             return
-        if before is not None and self._host_is_newer(change, before):
+        if newer:
             raise Changed
         self.target.write_link(change.path, to, change.mtime_ns, before)
         self._made(change, before)
@@ -163,6 +185,9 @@ class Maker:
             status = os.fstat(source)
             size = status.st_size if content is None else len(content)
             before = self._clear(change)
+            if before is not None and os.path.samestat(before, status):
+                self.adopter.forget(change.path)
+                return
             if before is not None and self._is_equal(change, before, source, size, content):
                 return
             if before is not None and self._host_is_newer(change, before):
@@ -174,7 +199,8 @@ class Maker:
                 else:
                     write_all(fd, content)
 
-            if content is not None or not self.adopter.file(change, before):
+            may_adopt = content is None and self._may_adopt(change.path)
+            if not may_adopt or not self.adopter.file(change, before):
                 self.target.write_file(change.path, fill, change.mode, change.mtime_ns, before)
             self.tally.bytes += min(size, status.st_blocks * 512)
             self._made(change, before)

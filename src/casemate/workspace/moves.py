@@ -11,12 +11,14 @@ import stat
 
 from casemate.sys.files import open_beneath
 from casemate.workspace.merged import read_link
-from casemate.workspace.names import join, printable
+from casemate.workspace.names import join, prefixes, printable
 from casemate.workspace.report import CONFLICT, MOVE, Held
+from casemate.workspace.target import TEMPORARY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.workspace.judge import Context, Judge
+    from casemate.workspace.make import Maker
     from casemate.workspace.remove import Remover
     from casemate.workspace.scan import Change
     from casemate.workspace.target import Target
@@ -35,10 +37,14 @@ def judge_move(judge: Judge, change: Change, context: Context, hidden: set[str],
     def no(detail: str) -> Held:
         return Held(path, MOVE, f"moved from {printable(source)}: {detail}")
 
-    if not any(prefix in hidden for prefix in _prefixes(source)):
+    if not any(prefix in hidden for prefix in prefixes(source)):
         return no("it is still there as well")
     above = judge.root()
-    for prefix in reversed(list(_prefixes(source))):
+    if source.startswith(TEMPORARY):
+        source_parts: list[str] = []  # set aside by an earlier, interrupted try
+    else:
+        source_parts = prefixes(source)
+    for prefix in reversed(source_parts):
         above = judge.enter(above, prefix, None)
         if above.held is not None or above.git is not None:
             return no("it is protected there")
@@ -94,52 +100,71 @@ def _link_may_move(judge: Judge, top: str, entry: str, old: str) -> bool:
 
 
 class Mover:
-    """Carries renames out. Directories trade places where one stands in another's way."""
+    """Carries renames out, in the order of the walk: directories above come before those in them.
 
-    def __init__(self, target: Target, remover: Remover, pending: set[str]) -> None:
-        self.target, self.remover = target, remover
-        #: Sources that are still to be moved.
-        self.pending = pending
-        self._done: list[tuple[str, str, bool]] = []
+    A directory that stands where another one belongs, and has a place of its own to go to, is set aside
+    under a temporary name first. A run that is killed then finds it there again by its file handle.
+    """
+
+    def __init__(self, target: Target, remover: Remover, maker: Maker, moves: list[Change]) -> None:
+        self.target, self.remover, self.maker = target, remover, maker
+        # Sources that are still to be moved.
+        self._pending = {change.source or "" for change in moves}
+        self._aside: set[str] = set()
+        self._done: list[tuple[str, str]] = []
 
     def move(self, change: Change, parent: Context) -> Held | None:
         """Rename one directory of the workspace; ``parent`` is the context of the directory it goes to.
 
-        Raises OSError. Preconditions: the directories above its new place exist.
+        Raises OSError.
         """
-        source = change.source or ""
+        source, path = change.source or "", change.path
+        index = self.maker.merged.index
+        for above in reversed(prefixes(path)[1:]):
+            if index[above].hides:
+                self._clear(above, within=False)
+        self._clear(path, within=True)
+        self._pending.discard(source)
+        self.maker.make_above(path.rpartition("/")[0])
         here = self._translate(source)
-        self.pending.discard(source)
-        if here == change.path:
-            return None
-        now = self.target.stat(here)
-        there = self.target.stat(change.path)
-        if now is None or not stat.S_ISDIR(now.st_mode):
-            if there is not None and stat.S_ISDIR(there.st_mode):
-                return None  # an earlier, interrupted try has moved it
-            return Held(change.path, CONFLICT, f"moved from {printable(source)}, which the host removed")
-        exchange = False
-        if there is not None:
-            exchange = any(self._translate(other) == change.path for other in self.pending)
-            if not exchange and not (change.hides and self.remover.tree(change.path, parent)):
-                return Held(change.path, CONFLICT, f"moved from {printable(source)}, something is in the way")
-        self.target.move(here, change.path, exchange=exchange)
-        self._done.append((here, change.path, exchange))
+        if (now := self.target.stat(here)) is None or not stat.S_ISDIR(now.st_mode):
+            return Held(path, CONFLICT, f"moved from {printable(source)}, which the host removed")
+        if self.target.stat(path) is not None and not (change.hides and self.remover.tree(path, parent)):
+            return Held(path, CONFLICT, f"moved from {printable(source)}, something is in the way")
+        self._rename(here, path)
+        self._aside.discard(source)
         return None
 
+    def _clear(self, path: str, *, within: bool) -> None:
+        """Set aside what is at ``path`` (or ``within`` it) and is to be moved somewhere else."""
+        for source in sorted(self._pending - self._aside):
+            here = self._translate(source)
+            if here == path or (within and here.startswith(path + "/")):
+                number = len(self._done)
+                while self.target.stat(f"{TEMPORARY}.{number}") is not None:
+                    number += 1
+                self._rename(here, f"{TEMPORARY}.{number}")
+                self._aside.add(source)
+
+    def _rename(self, here: str, to: str) -> None:
+        self.target.move(here, to)
+        self._done.append((here, to))
+
+    def give_back(self) -> list[str]:
+        """Put back what was set aside and could not be moved on; returns where it is if that fails."""
+        left: list[str] = []
+        for source in sorted(self._aside):
+            here = self._translate(source)
+            try:
+                self._rename(here, source)
+            except OSError:
+                left.append(here)
+        self._aside.clear()
+        return left
+
     def _translate(self, path: str) -> str:
-        """Where a path of the workspace is after the moves so far."""
-        for source, to, exchange in self._done:
+        """Where a path of the workspace is after the renames so far."""
+        for source, to in self._done:
             if path == source or path.startswith(source + "/"):
                 path = to + path[len(source) :]
-            elif exchange and (path == to or path.startswith(to + "/")):
-                path = source + path[len(to) :]
         return path
-
-
-def _prefixes(path: str) -> list[str]:
-    found: list[str] = []
-    while path:
-        found.append(path)
-        path = path.rpartition("/")[0]
-    return found

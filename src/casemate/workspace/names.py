@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["join", "printable"]
+__all__ = ["join", "prefixes", "printable"]
 
 
 def printable(path: str) -> str:
@@ -33,3 +33,12 @@ def printable(path: str) -> str:
 def join(directory: str, name: str) -> str:
     """A path below the workspace; the workspace itself is the empty string."""
     return f"{directory}/{name}" if directory else name
+
+
+def prefixes(path: str) -> list[str]:
+    """The path and all directories above it, but not the workspace itself; the longest first."""
+    found: list[str] = []
+    while path:
+        found.append(path)
+        path = path.rpartition("/")[0]
+    return found

@@ -48,6 +48,8 @@ class Remover:
         self.hold, self.fail = hold, fail
         #: Paths that a held-back rename still needs.
         self.keep: set[str] = set()
+        #: How many entries are gone.
+        self.removed = 0
 
     def tree(self, path: str, context: Context) -> bool:
         """Remove an entry with everything in it; True if nothing is left. ``context`` is its directory's."""
@@ -133,12 +135,14 @@ class Remover:
         except OSError as error:
             self.fail(path, error)
             return False
+        self.removed += 1
         return True
 
     def _rmdir(self, path: str) -> None:
         directory, _, name = path.rpartition("/")
         try:
             os.rmdir(name, dir_fd=self.target.directory(directory))
+            self.removed += 1
         except OSError:
             if not self._names(path):
                 raise  # else: what stays in it has been named already, or the host has just put it there

@@ -31,7 +31,8 @@ class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     protect: tuple[str, ...] = ()
     #: False: CI files are ordinary files.
     ci: bool = True
-    #: The top was left by an apply step that did not end.
+    #: An apply step has been at work with this top before, and did not end or was not complete. (Root tops
+    #: carry a mark of their own.)
     resumed: bool = False
     #: (st_dev, st_ino) of the workspace when the run began; another directory there now is refused.
     expect: tuple[int, int] | None = None

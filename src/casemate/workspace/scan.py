@@ -17,7 +17,7 @@ import time
 
 import msgspec
 
-from casemate.sys.files import DIRECTORY, birth_ns, chmod_fd, open_beneath, xattrs
+from casemate.sys.files import DIRECTORY, birth_ns, chmod_fd, find_handle, open_beneath, xattrs
 from casemate.workspace.names import join
 
 __all__ = [
@@ -58,10 +58,12 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     lower_mode: int
     #: A file over a file of the same size and time: copied up for its mode, or for nothing.
     alike: bool = False
-    #: A directory: where in the workspace its lower half is, None if it has none. A rename shows here.
+    #: A directory: where in the workspace its lower half is, None if it has none.
     source: str | None = None
     #: A directory that hides what the workspace has at its own place.
     hides: bool = False
+    #: A directory that was renamed, from ``source``; what is in it was not, though its place is another.
+    moved: bool = False
 
     @property
     def what(self) -> str:
@@ -70,7 +72,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
         if self.kind == WHITEOUT:
             return "deleted"
         if self.kind == DIR and self.source is not None:
-            if self.source != self.path:
+            if self.moved:
                 return "renamed"
             return "" if stat.S_IMODE(self.mode) == stat.S_IMODE(before) else "mode"
         if not before:
@@ -104,19 +106,21 @@ def scan(
     redirects: bool = True,
     limits: Limits | None = None,
     started_ns: int | None = None,
+    resumed: bool = False,
 ) -> Changes:
     """Walk the top of an overlay whose lower layer is the directory ``lower_fd``.
 
     ``prefix`` is ``user.overlay.`` for an overlay mounted with ``userxattr``. ``redirects`` says that the
     kernel was told to follow renamed directories: only then is the attribute its own word. A directory
     that the workspace has only since ``started_ns`` is not one that the command could have hidden.
+    ``resumed``: an apply step has been at work with this top, so directories may have been moved already.
 
     Raises OSError if the top itself cannot be read.
 
     Preconditions: every process that saw the overlay is dead.
     """
     walk = _Walk(top_fd, lower_fd, prefix, redirects, limits or Limits())
-    walk.started = started_ns
+    walk.started, walk.resumed = started_ns, resumed
     return walk.run()
 
 
@@ -129,6 +133,7 @@ class _Walk:
         self.stack: list[tuple[str, str | None]] = []
         self.sources: set[str] = set()
         self.started: int | None = None
+        self.resumed = False
 
     def run(self) -> Changes:
         end = time.monotonic() + self.limits.seconds
@@ -162,27 +167,34 @@ class _Walk:
             lower_mode = 0
             if beside is not None:
                 lower_fd, lower_mode = self._open_lower(beside)
+            if value and self.resumed:
+                source = self._found_at(marks.get("origin", b""))
+                if source is None:
+                    self._skip(path, "moved-before")
+                    return
+                if source == path:  # the earlier try has moved it
+                    beside = path
+                    lower_fd, lower_mode = self._reopen(lower_fd, path)
+                else:
+                    self.found.hidden.add(source)
             if source is None:
                 if lower_fd >= 0:
                     lower_mode = 0 if self._is_new(lower_fd) else lower_mode
                     os.close(lower_fd)
                     lower_fd = -1
             elif source != beside:
-                moved_fd = self._open_lower(source)[0]
-                if moved_fd >= 0 or lower_fd < 0:
-                    if lower_fd >= 0:
-                        os.close(lower_fd)
-                    lower_fd = moved_fd
-                else:
-                    source = beside  # an earlier, interrupted apply step has moved it already
+                lower_fd = self._reopen(lower_fd, source)[0]
             elif lower_fd < 0:
                 source = None
             hides = lower_mode != 0 and source != beside
             if hides and beside is not None:
                 self.found.hidden.add(beside)
             self.found.entries.append(
-                Change(path, DIR, mode, 0, mtime_ns, 1, lower_mode, False, source, hides)
-            )
+                Change(
+                    path, DIR, mode, 0, mtime_ns, 1, lower_mode, False, source, hides,
+                    source is not None and source != beside,
+                )
+            )  # fmt: skip
             self._read(fd, lower_fd, path, source, xwhiteouts=marks.get("opaque") == b"x")
         finally:
             os.close(fd)
@@ -207,6 +219,18 @@ class _Walk:
             return None
         self.sources.add(text)
         return text
+
+    def _found_at(self, origin: bytes) -> str | None:
+        """Where the workspace has, by now, the directory that the kernel noted when it was renamed."""
+        # overlay.origin: version, magic, length, flags, type of the handle, uuid, handle.
+        if len(origin) <= 21 or origin[:2] != b"\0\xfb":
+            return None
+        return find_handle(self.lower, origin[4], origin[21:])
+
+    def _reopen(self, fd: int, path: str) -> tuple[int, int]:
+        if fd >= 0:
+            os.close(fd)
+        return self._open_lower(path)
 
     def _is_new(self, lower_fd: int) -> bool:
         return self.started is not None and (birth_ns(lower_fd) or 0) > self.started

@@ -105,7 +105,7 @@ class Target:
             self.forget()
             self._cached = (path, open_beneath(self.root, path, DIRECTORY))
             if self._stage is None:
-                self._remove_leftover(self._cached[1])  # of a run that was killed
+                self.remove_leftover(self._cached[1])  # of a run that was killed
         return self._cached[1]
 
     def stat(self, path: str) -> os.stat_result | None:
@@ -149,8 +149,8 @@ class Target:
                 link_fd(fd, parent, name)
                 return
             if stage < 0:
-                stage = parent if self._stage is None else self._stage
-                self._remove_leftover(stage)
+                stage = self.stage(parent)
+                self.remove_leftover(stage)
                 link_fd(fd, stage, TEMPORARY)
             self.settle(stage, TEMPORARY, parent, name, before)
         except FileExistsError:
@@ -158,7 +158,7 @@ class Target:
         finally:
             os.close(fd)
             if stage >= 0:
-                self._remove_leftover(stage)
+                self.remove_leftover(stage)
 
     def _open_new(self, parent: int) -> tuple[int, int]:
         """A new file without a name, or, with the directory it lies in, one with a temporary name."""
@@ -169,16 +169,16 @@ class Target:
                 if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
                     raise
                 self._unnamed = False
-        stage = parent if self._stage is None else self._stage
-        self._remove_leftover(stage)
+        stage = self.stage(parent)
+        self.remove_leftover(stage)
         return open_beneath(stage, TEMPORARY, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), stage
 
     def write_link(self, path: str, to: str, mtime_ns: int, before: os.stat_result | None) -> None:
         """Make a symbolic link; ``before`` as in ``write_file``."""
         directory, _, name = path.rpartition("/")
         parent = self.directory(directory)
-        stage = parent if self._stage is None else self._stage
-        self._remove_leftover(stage)
+        stage = self.stage(parent)
+        self.remove_leftover(stage)
         os.symlink(to, TEMPORARY, dir_fd=stage)
         try:
             os.utime(TEMPORARY, ns=(mtime_ns, mtime_ns), dir_fd=stage, follow_symlinks=False)
@@ -189,7 +189,13 @@ class Target:
         except FileExistsError:
             raise Changed from None
         finally:
-            self._remove_leftover(stage)
+            self.remove_leftover(stage)
+
+    def date_link(self, path: str, mtime_ns: int) -> None:
+        """Set the time of a link (whatever is there: nothing is followed)."""
+        directory, _, name = path.rpartition("/")
+        times = (mtime_ns, mtime_ns)
+        os.utime(name, ns=times, dir_fd=self.directory(directory), follow_symlinks=False)
 
     def make_directory(self, path: str) -> os.stat_result:
         """Make a directory that only its owner can use; mode and time come when it is filled."""
@@ -227,15 +233,15 @@ class Target:
 
     # -- moving and removing -----------------------------------------------------------------------
 
-    def move(self, source: str, to: str, *, exchange: bool = False) -> None:
-        """Rename within the workspace; without ``exchange``, ``to`` must not exist (FileExistsError)."""
+    def move(self, source: str, to: str) -> None:
+        """Rename within the workspace; ``to`` must not exist (FileExistsError)."""
         from_directory, _, from_name = source.rpartition("/")
         to_directory, _, to_name = to.rpartition("/")
         fd = open_beneath(self.root, from_directory or ".", DIRECTORY)
         try:
             parent = self.directory(to_directory)
             above = [(at, os.fstat(at)) for at in (fd, parent)]
-            rename(fd, from_name, parent, to_name, EXCHANGE if exchange else NOREPLACE)
+            rename(fd, from_name, parent, to_name, NOREPLACE)
             for at, before in above:
                 if not self.changed_since(before, self.started):
                     self.note(os.fstat(at))
@@ -287,7 +293,12 @@ class Target:
         finally:
             os.close(fd)
 
-    def _remove_leftover(self, stage: int) -> None:
+    def stage(self, parent: int) -> int:
+        """Where finished entries wait for their name: in private, or beside it."""
+        return parent if self._stage is None else self._stage
+
+    def remove_leftover(self, stage: int) -> None:
+        """Remove what has the temporary name: of this step's work, or of one that was killed."""
         with suppress(FileNotFoundError):
             os.unlink(TEMPORARY, dir_fd=stage)
 

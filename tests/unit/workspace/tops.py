@@ -146,9 +146,19 @@ class Stage:
             env={"PATH": os.environ["PATH"], **(env or {})}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0 or not check, done.stderr + done.stdout
-        subprocess.run(["rm", "-rf", str(self.work)], check=True)
-        self.work.mkdir()
+        self.clean(self.work)
         return done.stdout
+
+    @staticmethod
+    def clean(directory: Path) -> None:
+        """Empty a directory."""
+        subprocess.run(["rm", "-rf", str(directory)], check=True)
+        directory.mkdir()
+
+    @staticmethod
+    def bare(*argv: str) -> str:
+        """Run a command without any view."""
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
     def sh(self, script: str, **how: object) -> str:
         """``run`` a shell script."""
