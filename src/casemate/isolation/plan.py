@@ -98,6 +98,9 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
     if policy.network.mode == "host":
         words.append("network-host")
     degraded = [*policy.isolation.degrade]
+    nested = "nested-userns" in policy.isolation.degrade
+    if nested and "landlock" not in degraded:
+        degraded.append("landlock")  # it refuses every mount, and nested sandboxes make some
     if policy.network.mode == "host":
         degraded.append("network = host")
     spec = Spec(
@@ -114,7 +117,7 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         pids=resources.pids if "pids" in facts.controllers else None,
         cpu=resources.cpu if "cpu" in facts.controllers and (resources.cpu or 0) < facts.processors else None,
         words=words,
-        landlock=facts.landlock > 0,
+        landlock=facts.landlock > 0 and not nested,
         memfd_exec="memfd-exec" in policy.isolation.degrade,
         network_host=policy.network.mode == "host",
         require_group=resources.scope == "tree",

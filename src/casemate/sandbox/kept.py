@@ -14,6 +14,7 @@ from casemate.sandbox.locks import WorkspaceLock
 from casemate.sandbox.result import Applied
 from casemate.sys import mounts
 from casemate.sys.cgroups import Hierarchies
+from casemate.sys.process import is_root
 from casemate.workspace import held
 from casemate.workspace.scan import scan
 
@@ -59,7 +60,7 @@ class Kept:
     """
 
     def __init__(self, workspace: str, environ: dict[str, str]) -> None:
-        self.rootless = os.geteuid() != 0
+        self.rootless = not is_root()
         request = Request(argv=("true",), workspace=workspace, cwd=workspace, environ=environ)
         controllers = dict.fromkeys(("memory", "pids", "cpu"), "")
         self.job: Job = prepare(request, Hierarchies(1, controllers, {}), rootless=self.rootless)

@@ -14,6 +14,8 @@ __all__ = [
     "drop_bounding_set",
     "drop_capabilities",
     "fork_into",
+    "has_admin",
+    "is_root",
     "no_new_privileges",
     "pidfd_signal",
     "set_dumpable",
@@ -30,6 +32,26 @@ _CAP_NONE = ctypes.create_string_buffer(24)
 
 _prctl = LIBC.prctl
 _prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+
+def is_root() -> bool:
+    """Whether this is the host's root, and not the root of a user namespace (a rootless container's)."""
+    if os.geteuid() != 0:
+        return False
+    handle = os.open("/proc/self/uid_map", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(handle, 200).split() == [b"0", b"0", b"4294967295"]
+    finally:
+        os.close(handle)
+
+
+def has_admin() -> bool:
+    """Whether CAP_SYS_ADMIN is effective here; containers take it from their root."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) & (1 << 21))
+    return False
 
 
 def drop_bounding_set() -> None:

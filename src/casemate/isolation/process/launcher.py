@@ -63,7 +63,15 @@ class Launcher:
     def __init__(self, runtime: str, *, attached: bool | None = None) -> None:
         # What is made here has the modes that are asked for; the command has its caller's mask.
         os.umask(0o022)
-        self.rootless = os.geteuid() != 0
+        self.rootless = not process.is_root()
+        if not self.rootless and not process.has_admin():
+            raise ProtectionUnavailable(
+                "root has no CAP_SYS_ADMIN here, and a sandbox with the host's uid 0 would be none",
+                hint="run as an ordinary user, or give the container CAP_SYS_ADMIN",
+                protection="namespaces",
+                needed="CAP_SYS_ADMIN, or a uid other than 0",
+                found="uid 0 without it",
+            )
         self._pool = None if self.rootless else UidPool(f"{runtime}/uids")
         self._counter = 0
         self._own_uid, self._own_gid = os.geteuid(), os.getegid()
