@@ -40,7 +40,9 @@ def test_the_default_preset_lets_a_large_build_pass(caller: Caller) -> None:
     ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert limits.memory == min(8 * GIB, ram * 3 // 4)
     assert (limits.disk, limits.pids, limits.open_files, limits.output) == (4 * GIB, 4096, 4096, GIB)
-    assert (limits.file_size, limits.timeout, limits.cpu, limits.scope) == (None, None, None, "auto")
+    assert limits.cpu == os.cpu_count()
+    assert (limits.file_size, limits.timeout, limits.scope) == (4 * GIB, 86400.0, "auto")
+    assert limits.cpu == os.cpu_count()
     assert set(effective.origins.values()) == {"preset"}
     assert effective.notes == ()
 
