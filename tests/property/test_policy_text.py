@@ -215,6 +215,7 @@ _secret = st.text(
 )
 @example("https://", "", "S3cr/@eT", "@host/x")
 @example("https://", "user:", "S3cr 1eT", "@host/x")
+@example("", "user:", "S3cr,/eT", "@host/simple")
 @example("https://", "user:", "S3cr/@x@eT", "@host/x")
 def test_a_secret_in_front_of_a_host_never_passes(scheme: str, user: str, secret: str, rest: str) -> None:
     """Whatever characters a password is made of, neither it nor its ends are in what is passed."""

@@ -16,7 +16,12 @@ _ALNUM = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 _DIGITS = frozenset("0123456789")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _NAME = _ALNUM | frozenset("._-")
-_SCHEME = _ALNUM | frozenset("+.-")
+_SCHEMES = frozenset(
+    (
+        "http", "https", "file", "ftp", "ssh", "git", "socks4", "socks5", "socks5h", "sparse+https",
+        "sparse+http", "registry+https", "git+https", "git+http", "git+ssh", "git+file", "hg+https", "svn+https",
+    )
+)  # fmt: skip
 _WORD = _ALNUM | frozenset("_.:*+=<>!~%[]-")
 # Tokens that say so themselves.
 _TOKENS = (
@@ -33,9 +38,10 @@ def split(value: str) -> list[str]:
 
 def clean(value: str) -> str | None:
     """``value`` without credentials, or None when that cannot be said of every part of it."""
-    mixed = "://" in value
     cleaned: list[str] = []
-    for piece in _pieces(value):
+    pieces = _pieces(value)
+    mixed = len(pieces) > 1
+    for piece in pieces:
         part = piece if piece[0] in _SEPARATORS else _clean_part(piece, mixed)
         if part is None:
             return None
@@ -55,14 +61,15 @@ def _pieces(value: str) -> list[str]:
 
 
 def _clean_part(part: str, mixed: bool) -> str | None:
-    if part.startswith(("file:/", "/", "~/")) and not part.startswith("//"):
-        # An @ after a separator may be the end of a URL whose password held the separator.
+    local = part.startswith("file:///") or (part.startswith("file:/") and not part.startswith("file://"))
+    if local or (part.startswith(("/", "~/")) and not part.startswith("//")):
+        # An @ after a separator may end a password that held the separator, with or without a scheme.
         return None if _odd(part) or (mixed and "@" in part) else part
     scheme, found, rest = part.partition("://")
     if found:
         # `name=` before the scheme is how uv writes an index.
         name, equals, bare = scheme.rpartition("=")
-        known = bool(bare) and _only(bare, _SCHEME) and (not equals or (bool(name) and _only(name, _NAME)))
+        known = bare.lower() in _SCHEMES and (not equals or (bool(name) and _only(name, _NAME)))
         return _clean_url(f"{scheme}://", rest) if known else None
     return part if _only(part, _WORD) and len(part) <= 256 and not looks_secret(part) else None
 

@@ -219,10 +219,14 @@ def _defaults() -> str:
 
 
 def _value(field: str, value: object) -> str:
-    from casemate.policy.units import format_size
+    from casemate.policy.units import format_duration, format_size
 
+    if field == "resources.cpu":
+        return "all processors"
     if value is None:
-        return "all processors" if field == "resources.cpu" else "unlimited"
+        return "unlimited"
+    if isinstance(value, float):
+        return format_duration(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

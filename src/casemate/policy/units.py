@@ -98,7 +98,10 @@ def format_size(value: int | None) -> str:
 
 
 def format_duration(value: float | None) -> str:
-    """The form that ``parse_duration`` reads back."""
+    """The form that ``parse_duration`` reads back, in the largest unit that fits."""
+    for unit in ("d", "h", "m"):
+        if value and value % _SECONDS[unit] == 0:
+            return f"{value / _SECONDS[unit]:.0f}{unit}"
     return "unlimited" if value is None else f"{value:.6f}".rstrip("0").rstrip(".") + "s"
 
 

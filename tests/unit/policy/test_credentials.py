@@ -25,6 +25,7 @@ from casemate.policy.credentials import clean, local_path, looks_secret, split
         ("http://proxy:3128", "http://proxy:3128"),
         ("https://registry/@scope/pkg", "https://registry/@scope/pkg"),
         ("file:///opt/wheels", "file:///opt/wheels"),
+        ("file://u:secret@host/x", "file://host/x"),
         ("/opt/wheels ./x"[:11], "/opt/wheels"),
         ("~/wheels", "~/wheels"),
         ("off", "off"),
