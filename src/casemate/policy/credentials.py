@@ -19,7 +19,8 @@ _NAME = _ALNUM | frozenset("._-")
 _SCHEMES = frozenset(
     (
         "http", "https", "file", "ftp", "ssh", "git", "socks4", "socks5", "socks5h", "sparse+https",
-        "sparse+http", "registry+https", "git+https", "git+http", "git+ssh", "git+file", "hg+https", "svn+https",
+        "sparse+http", "registry+https", "git+https", "git+http", "git+ssh", "git+file", "hg+https",
+        "svn+https",
     )
 )  # fmt: skip
 _WORD = _ALNUM | frozenset("_.:*+=<>!~%[]-")
