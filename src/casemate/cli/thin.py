@@ -105,7 +105,8 @@ def _relay(endpoint: _socket.socket, answer: list[str], descriptors: list[int]) 
     finally:
         relay.close()
     packets.receive(endpoint)  # "ended"
-    packets.send(endpoint, ["relayed", relay.limit, relay.stderr_tail.decode("utf-8", "surrogateescape")])
+    tail = relay.stderr_tail.replace(b"\0", b" ").decode("utf-8", "surrogateescape")
+    packets.send(endpoint, ["relayed", relay.limit, tail])
     answer, _ = packets.receive(endpoint)
     return answer or ["end", "125", "", "casemate: the daemon has ended [daemon-lost]\n"]
 

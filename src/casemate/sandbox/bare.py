@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from casemate.isolation.process.launcher import Outcome
+from casemate.isolation.process.outcome import Outcome
 from casemate.sandbox import settle
 from casemate.sandbox.result import Applied
 

@@ -6,7 +6,6 @@ import os
 import time
 
 from casemate.errors import BusyError, ProtectionUnavailable
-from casemate.isolation.process.launcher import Launcher, Running, Site
 from casemate.isolation.process.watch import Watch
 from casemate.sandbox import settle
 from casemate.sandbox.locks import WorkspaceLock
@@ -14,6 +13,8 @@ from casemate.sandbox.result import Applied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from casemate.isolation.process.launcher import Launcher, Running
+    from casemate.isolation.process.site import Site
     from casemate.sandbox.job import Job
     from casemate.sandbox.result import Result
 
@@ -132,7 +133,8 @@ class InlineRun:
     def finish(self, *, limit: str, stderr_tail: bytes) -> Result:
         """Wait for the end, apply the changes, clean up, report. Raises what kept the command from running."""
         job, running, site = self._job, self._running, self._site
-        assert running is not None and site is not None  # noqa: S101
+        assert running is not None  # noqa: S101
+        assert site is not None  # noqa: S101
         try:
             outcome = self._launcher.reap(running)
             self._running = None

@@ -11,7 +11,7 @@ import weakref
 from casemate import errors
 from casemate.errors import CasemateError, SandboxError
 from casemate.isolation.process import wire
-from casemate.isolation.process.launcher import Outcome
+from casemate.isolation.process.outcome import Outcome
 from casemate.sys.cgroups import Hierarchies
 
 TYPE_CHECKING = False

@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from casemate.errors import BusyError, WorkspaceError
-from casemate.isolation.process.launcher import remove_tree
+from casemate.isolation.process.trees import remove_tree
 from casemate.sandbox import settle
 from casemate.sandbox.job import Job, Request, prepare
 from casemate.sandbox.locks import WorkspaceLock

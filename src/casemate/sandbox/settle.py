@@ -14,7 +14,7 @@ from casemate.workspace.report import ApplyOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from casemate.isolation.process.launcher import Outcome
+    from casemate.isolation.process.outcome import Outcome
     from casemate.sandbox.job import Job
     from casemate.workspace.report import ApplyReport
 

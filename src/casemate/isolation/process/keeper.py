@@ -16,10 +16,16 @@ import time
 
 from casemate.errors import CasemateError, SandboxError
 from casemate.isolation.process import wire
-from casemate.isolation.process.launcher import Launcher, Outcome, Running, Site
+from casemate.isolation.process.launcher import Launcher, Running
 from casemate.isolation.process.spec import Late, Spec
 from casemate.isolation.process.watch import Watch
+from casemate.sys.plain import is_object
 from casemate.sys.process import pidfd_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.isolation.process.outcome import Outcome
+    from casemate.isolation.process.site import Site
 
 __all__ = ["Keeper", "main"]
 
@@ -182,9 +188,9 @@ class Keeper:
 
     def _plan(self, message: dict[str, object]) -> None:
         watch = message.get("watch")
-        if not isinstance(watch, dict):
+        if not is_object(watch):
             raise SandboxError("malformed request: watch", code="bad-request")
-        limits = {str(name): int(value) for name, value in watch.items()}
+        limits = {name: _integer(watch, name) for name in watch}
         self._specs[str(message.get("key"))] = (Spec.from_dict(message.get("spec")), limits)
 
     def _start(self, message: dict[str, object], descriptors: list[int]) -> None:

@@ -14,33 +14,22 @@ import gc
 import os
 import stat
 import time
+from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable, SandboxError
-from casemate.isolation.process import seal, wire
+from casemate.isolation.process import seal
 from casemate.isolation.process.ids import UidPool
+from casemate.isolation.process.outcome import Outcome, interpret, seal_error
 from casemate.isolation.process.site import Site, SiteMaker
-from casemate.isolation.process.spec import Late, Spec
-from casemate.sys import cgroups, mounts, namespaces, process
+from casemate.isolation.process.spec import Late, Spec, encode
+from casemate.isolation.process.trees import remove_tree
+from casemate.sys import cgroups, mounts, namespaces, packets, process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Launcher", "Outcome", "Running", "Site", "remove_tree"]
-
-
-class Outcome:
-    """How a sandbox ended, as the host knows it."""
-
-    __slots__ = ("events", "failure", "rusage", "spawned", "status", "times")
-
-    def __init__(self) -> None:
-        self.status: int | None = None  # raw wait status of the command
-        self.failure: tuple[str, ...] | None = None  # a record of init: kind, then its fields
-        self.spawned = False
-        self.events: dict[str, int] = {}
-        self.times: dict[str, float] = {}
-        self.rusage: tuple[float, float, int] = (0.0, 0.0, 0)  # user s, system s, largest process in bytes
+__all__ = ["Launcher", "Running"]
 
 
 class Running:
@@ -148,7 +137,7 @@ class Launcher:
                 self.forget(site)
                 self.discard(site)
                 if isinstance(error, (BrokenPipeError, ConnectionResetError)):
-                    raise _seal_error(outcome) from error  # the child met something first
+                    raise seal_error(outcome) from error  # the child met something first
             else:
                 self.forget(site)
                 self.discard(site)
@@ -167,10 +156,10 @@ class Launcher:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
 
         def receive() -> tuple[Late, tuple[int, int, int]]:
-            message, descriptors = wire.receive(theirs)
-            if message is None:
+            payload, descriptors = packets.receive(theirs)
+            if payload is None:
                 os._exit(0)  # it was never needed
-            late = Late.from_dict(message)
+            late = Late.from_words(packets.split(payload))
             theirs.close()
             stdio = (descriptors[0], descriptors[1], descriptors[2]) if descriptors else (-1, -1, -1)
             return late, stdio
@@ -188,7 +177,7 @@ class Launcher:
         running.outcome.times["fork"] = time.monotonic()
         endpoint = _socket.socket(fileno=channel)
         try:
-            wire.send(endpoint, late.as_dict(), [d for d in stdio if d >= 0])
+            packets.send(endpoint, encode(late.as_words()), [d for d in stdio if d >= 0])
         finally:
             endpoint.close()
         return terminals
@@ -293,10 +282,8 @@ class Launcher:
     def kill(self, running: Running) -> None:
         """End every process of the sandbox, init last."""
         if running.site.group is not None:
-            try:
+            with suppress(OSError):
                 running.site.group.kill()
-            except OSError:
-                pass
         process.pidfd_signal(running.pidfd, 9)
 
     def reap(self, running: Running) -> Outcome:
@@ -325,7 +312,7 @@ class Launcher:
 
     def _look(self, running: Running) -> Outcome:
         outcome = running.outcome
-        _interpret(running.record, outcome)
+        interpret(running.record, outcome)
         if running.site.group is not None:
             outcome.events = running.site.group.events(failed=outcome.status != 0)
         return outcome
@@ -361,10 +348,8 @@ class Launcher:
         site.kept = False
         if site.directory:
             remove_tree(site.directory)
-            try:
+            with suppress(OSError):
                 os.rmdir(os.path.dirname(site.directory))
-            except OSError:
-                pass
 
     def discard(self, site: Site) -> None:
         """Let go of all that was made. Every process must be dead; tops are gone after this."""
@@ -395,83 +380,3 @@ class Launcher:
         self._maker.close()
         for parent in self.hierarchies.parents():
             cgroups.remove_leftovers(parent)
-
-
-def remove_tree(path: str) -> None:
-    """Remove a directory that held a sandbox's files, whatever modes it gave them and however deep they are.
-
-    Goes down by descriptors and up by ``..``, which in a private directory of dead processes leads where
-    it came from; holds two descriptors at any depth, and follows no link.
-    """
-    try:
-        parent = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return
-    names = [os.path.basename(path)]
-    current, depth = parent, 0
-    stack: list[list[str]] = []
-    try:
-        while True:
-            if not names:
-                if depth == 0:
-                    return
-                above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=current)
-                os.close(current)
-                current, depth, names = above, depth - 1, stack.pop()
-                _remove(names.pop(), current, directory=True)
-                continue
-            name = names[-1]
-            if _remove(name, current, directory=False):
-                names.pop()
-                continue
-            try:
-                os.chmod(name, 0o700, dir_fd=current)  # it is no link: unlink would have taken that
-                below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
-            except OSError:
-                names.pop()
-                continue
-            stack.append(names)
-            os.close(current)
-            current, depth, names = below, depth + 1, os.listdir(below)
-    finally:
-        os.close(current)
-
-
-def _remove(name: str, directory_fd: int, *, directory: bool) -> bool:
-    """Remove an entry; False if it is a directory with something in it. What cannot be removed is left."""
-    try:
-        if directory:
-            os.rmdir(name, dir_fd=directory_fd)
-        else:
-            os.unlink(name, dir_fd=directory_fd)
-    except IsADirectoryError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _interpret(record: bytes, outcome: Outcome) -> None:
-    """Read init's records: spawned, exec failure, bad directory, failed step, wait status."""
-    for line in record.decode("utf-8", "surrogateescape").split("\n"):
-        kind, *fields = line.split("\0")
-        if kind == "S" and fields:
-            outcome.spawned = True
-            outcome.times["spawned"] = float(fields[0])
-        elif kind == "W" and len(fields) == 5:
-            outcome.status = int(fields[0])
-            outcome.times["ended"] = float(fields[1])
-            outcome.rusage = (float(fields[2]), float(fields[3]), int(fields[4]) * 1024)
-        elif kind in ("X", "C", "F"):
-            outcome.failure = (kind, *fields)
-
-
-def _seal_error(outcome: Outcome) -> SandboxError:
-    """What the child reported before it could be given its surroundings."""
-    step, _, what, text = (*(outcome.failure or ())[1:], "", "", "", "")[:4]
-    return SandboxError(
-        f"the sandbox could not be sealed at step {step or 'unknown'}: {text or what}",
-        code="seal-failed",
-        hint="run `casemate doctor`; nothing of the command has run",
-        step=step,
-    )

@@ -15,15 +15,15 @@ import os
 import resource
 import time
 
-from casemate.isolation.process import wire
-from casemate.isolation.process.spec import Late, Spec
-from casemate.sys import mounts, namespaces, process
-from casemate.sys.bpf import Prepared as PreparedFilter
+from casemate.isolation.process.spec import Late, Spec, encode
+from casemate.sys import mounts, namespaces, packets, process
 from casemate.sys.landlock import EVERYTHING, Ruleset
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from casemate.sys.bpf import Prepared as PreparedFilter
 
 __all__ = ["Parts", "Surroundings", "become_init", "send_surroundings"]
 
@@ -103,14 +103,11 @@ def send_surroundings(channel: _socket.socket, around: Surroundings, late: Late)
     handles = [*around.entrances, *(part for part, _ in around.parts)]
     if around.ruleset is not None:
         handles.append(around.ruleset.descriptor)
-    message = {
-        "entrances": len(around.entrances),
-        "targets": [target for _, target in around.parts],
-        "landlock": around.ruleset.version if around.ruleset is not None else 0,
-        "late": late.as_dict(),
-    }
+    version = around.ruleset.version if around.ruleset is not None else 0
+    targets = [target for _, target in around.parts]
+    words = [str(len(around.entrances)), str(version), str(len(targets)), *targets, *late.as_words()]
     try:
-        wire.send(channel, message, handles)
+        packets.send(channel, encode(words), handles)
     finally:
         for descriptor in around.entrances:
             os.close(descriptor)
@@ -118,16 +115,15 @@ def send_surroundings(channel: _socket.socket, around: Surroundings, late: Late)
 
 def _receive_surroundings(channel: int) -> tuple[Surroundings, Late]:
     endpoint = _socket.socket(fileno=channel)
-    message, handles = wire.receive(endpoint)
+    payload, handles = packets.receive(endpoint)
     endpoint.close()
-    if message is None:
+    if payload is None:
         os._exit(1)  # the launcher met something first, and says so itself
-    count, targets = message["entrances"], message["targets"]
-    version = message["landlock"]
-    assert isinstance(count, int) and isinstance(targets, list) and isinstance(version, int)  # noqa: S101
-    parts = list(zip(handles[count : count + len(targets)], targets, strict=True))
+    words = packets.split(payload)
+    entrances, version, count = int(words[0]), int(words[1]), int(words[2])
+    parts = list(zip(handles[entrances : entrances + count], words[3 : 3 + count], strict=True))
     ruleset = Ruleset(version, handles[-1]) if version else None
-    return Surroundings(handles[:count], parts, ruleset), Late.from_dict(message["late"])
+    return Surroundings(handles[:entrances], parts, ruleset), Late.from_words(words[3 + count :])
 
 
 def become_init(
@@ -233,8 +229,8 @@ def _seal(parts: Parts, around: Surroundings, proc: int, step: list[str]) -> Non
     if parts.stdio[0] < 0:  # a terminal, or streams that come later
         # Nothing of the launcher's own streams comes along, its terminal least of all.
         null = os.open("/dev/null", os.O_RDWR)
-        for target in (0, 1, 2):
-            os.dup2(null, target)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
     keep = [parts.status, parts.channel, *parts.stdio]
     process.close_all_but([descriptor for descriptor in keep if descriptor > 2])
     step[0] = "seccomp"

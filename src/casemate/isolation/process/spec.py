@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 from casemate.errors import SandboxError
+from casemate.sys import packets
+from casemate.sys.plain import is_list, is_object
 
-__all__ = ["Late", "Spec", "View"]
+__all__ = ["Late", "Spec", "View", "encode"]
 
 _RLIMITS = ("CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "MSGQUEUE", "NOFILE", "NPROC", "STACK")
 
@@ -22,9 +24,7 @@ class View:
 
     __slots__ = ("owner", "source", "target", "writable")
 
-    def __init__(
-        self, source: str, target: str, writable: bool, owner: tuple[int, int] | None
-    ) -> None:
+    def __init__(self, source: str, target: str, writable: bool, owner: tuple[int, int] | None) -> None:
         self.source = source
         self.target = target
         self.writable = writable
@@ -41,9 +41,9 @@ class Spec:
     ``root`` is the list of entries of the root file system (see ``rootfs``); ``home`` maps file names
     below HOME to their content; ``binds`` are ``(source, target)`` writable host directories (caches);
     ``scratch`` is the size in bytes of the private writable file system that holds /tmp, HOME and, unless
-    ``tops_on_disk``, the tops of the views; ``scratch_image`` puts it into a file instead of memory. ``keep_base`` is the directory below which each run of this
-    spec gets one of its own, for tops that lie on disk or have to outlive the launcher. ``hide`` are paths below views that are
-    covered where they exist.
+    ``tops_on_disk``, the tops of the views; ``scratch_image`` puts it into a file instead of memory.
+    ``keep_base`` is the directory below which each run of this spec gets one of its own, for tops that lie
+    on disk or have to outlive the launcher. ``hide`` are paths below views that are covered where they exist.
     """
 
     __slots__ = (
@@ -189,7 +189,29 @@ class Late:
         if not argv:
             raise _bad("argv")
         env = {_text(key): _text(value) for key, value in _mapping(fields["env"]).items()}
-        return cls(argv, env, _text(fields["cwd"]), _flag(fields["tty"]), _text(fields["pts"]), _number(fields["umask"]))
+        cwd, pts = _text(fields["cwd"]), _text(fields["pts"])
+        return cls(argv, env, cwd, _flag(fields["tty"]), pts, _number(fields["umask"]))
+
+    def as_words(self) -> list[str]:
+        """The form in which a launcher hands it to its own child: no decoder to load at every start."""
+        head = ["tty" if self.tty else "", str(self.umask), self.cwd, self.pts, str(len(self.argv))]
+        return [*head, *self.argv, *(word for pair in self.env.items() for word in pair)]
+
+    @classmethod
+    def from_words(cls, words: list[str]) -> Late:
+        """Take the words back. ``Preconditions:`` they come from ``as_words``."""
+        tty, umask, cwd, pts, count = words[:5]
+        first = 5 + int(count)
+        env = dict(zip(words[first::2], words[first + 1 :: 2], strict=True))
+        return cls(words[5:first], env, cwd, tty == "tty", pts, int(umask))
+
+
+def encode(words: list[str]) -> bytes:
+    """Words for a child, as one message. Raises SandboxError (``bad-request``) for what none can take."""
+    try:
+        return packets.join(words)
+    except ValueError as error:
+        raise SandboxError(f"an argument, variable or path is no text: {error}", code="bad-request") from error
 
 
 def _bad(what: str) -> SandboxError:
@@ -204,13 +226,13 @@ def _record(data: object, names: set[str]) -> dict[str, object]:
 
 
 def _mapping(value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
+    if not is_object(value):
         raise _bad("a mapping was expected")
     return value
 
 
 def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
+    if not is_list(value):
         raise _bad("a list was expected")
     return value
 
