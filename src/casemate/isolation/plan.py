@@ -26,9 +26,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner has to know about the host and the case.
 
     ``layout`` is what the top of the host's file system looks like: name -> link target, or ``""`` for a
-    directory. ``loop`` says whether a file system in a file can be had, ``controllers`` are those in which groups can be made. ``owners`` maps each view's source
-    to the uid and gid that own it, ``files`` are those of them that are no directories. ``covers`` maps files of the system to
-    what they hold inside. Sizes are bytes.
+    directory. ``loop`` says whether a file system in a file can be had, ``controllers`` are those in which
+    groups can be made. ``owners`` maps each view's source to the uid and gid that own it, ``files`` are
+    those of them that are no directories. ``covers`` maps files of the system to what they hold inside.
+    Sizes are bytes.
     """
 
     rootless: bool
@@ -94,15 +95,7 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         )
     views = _views(policy, workspace, facts)
     root, hide = _root(policy, facts, views)
-    words = [word for word in policy.isolation.degrade if word in ("memfd-exec", "nested-userns", "ptrace")]
-    if policy.network.mode == "host":
-        words.append("network-host")
-    degraded = [*policy.isolation.degrade]
-    nested = "nested-userns" in policy.isolation.degrade
-    if nested and "landlock" not in degraded:
-        degraded.append("landlock")  # it refuses every mount, and nested sandboxes make some
-    if policy.network.mode == "host":
-        degraded.append("network = host")
+    words, degraded = _degraded(policy)
     spec = Spec(
         root=root,
         views=views,
@@ -117,7 +110,7 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         pids=resources.pids if "pids" in facts.controllers else None,
         cpu=resources.cpu if "cpu" in facts.controllers and (resources.cpu or 0) < facts.processors else None,
         words=words,
-        landlock=facts.landlock > 0 and not nested,
+        landlock=facts.landlock > 0 and "nested-userns" not in policy.isolation.degrade,
         memfd_exec="memfd-exec" in policy.isolation.degrade,
         network_host=policy.network.mode == "host",
         require_group=resources.scope == "tree",
@@ -127,10 +120,24 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
     return Plan(spec=spec, scopes=scopes, watch=watch, degraded=tuple(degraded), digest=_digest(spec))
 
 
+def _degraded(policy: Policy) -> tuple[list[str], list[str]]:
+    """The words that the filter knows, and all that a person should know is given up."""
+    given_up = policy.isolation.degrade
+    words = [word for word in given_up if word in ("memfd-exec", "nested-userns", "ptrace")]
+    degraded = [*given_up]
+    if "nested-userns" in given_up and "landlock" not in degraded:
+        degraded.append("landlock")  # it refuses every mount, and nested sandboxes make some
+    if policy.network.mode == "host":
+        words.append("network-host")
+        degraded.append("network = host")
+    return words, degraded
+
+
 def _digest(spec: Spec) -> str:
     from _blake2 import blake2b
 
-    return blake2b(repr(sorted(spec.as_dict().items())).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    text = repr(sorted(spec.as_dict().items()))
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def _limit_tree(

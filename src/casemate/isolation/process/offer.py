@@ -1,4 +1,4 @@
-"""What this host can enforce, found by trying it: each probe acts in a child of its own and leaves nothing."""
+"""What this host can enforce, found by trying it: each probe acts in a child and leaves nothing."""
 
 from __future__ import annotations
 
@@ -62,9 +62,8 @@ def probe(runtime: str) -> Offer:
         ),
     ]
     if root:
-        found.append(
-            _from_child("own uid per sandbox", _try_idmap, "id-mapped mounts (Linux 5.12)", "ext4, xfs, btrfs or tmpfs")
-        )
+        get = "ext4, xfs, btrfs or tmpfs"
+        found.append(_from_child("own uid per sandbox", _try_idmap, "id-mapped mounts (Linux 5.12)", get))
     found.append(_landlock())
     found.append(_seccomp())
     found.append(_memfd(root))
@@ -100,10 +99,18 @@ def _in_child(act: Callable[[], str]) -> tuple[bool, str]:
     return answer.startswith("+"), answer[1:] or "the probe died"
 
 
-def _from_child(name: str, act: Callable[[], str], needed: str, get: str, *, required: bool = True) -> Protection:
+def _from_child(
+    name: str, act: Callable[[], str], needed: str, get: str, *, required: bool = True
+) -> Protection:
     good, text = _in_child(act)
-    status = "enforced" if good else "missing"
-    return Protection(name=name, status=status, found=text, needed=needed, get="" if good else get, required=required)
+    return Protection(
+        name=name,
+        status="enforced" if good else "missing",
+        found=text,
+        needed=needed,
+        get="" if good else get,
+        required=required,
+    )
 
 
 def _enter() -> None:
@@ -117,6 +124,11 @@ def _enter() -> None:
     mounts.make_private()
 
 
+def _may_enter() -> str:
+    _enter()
+    return "yes"
+
+
 def _namespaces(root: bool) -> list[Protection]:
     found: list[Protection] = []
     advice = (
@@ -124,9 +136,7 @@ def _namespaces(root: bool) -> list[Protection]:
         "on Ubuntu an AppArmor profile with userns"
     )
     if not root:
-        found.append(
-            _from_child("user namespaces", lambda: (_enter(), "yes")[1], "unprivileged user namespaces", advice)
-        )
+        found.append(_from_child("user namespaces", _may_enter, "unprivileged user namespaces", advice))
     kinds = {
         "mount": namespaces.MOUNT, "pid": namespaces.PID, "network": namespaces.NET, "ipc": namespaces.IPC,
         "uts": namespaces.UTS, "cgroup": namespaces.CGROUP,
@@ -139,9 +149,8 @@ def _namespaces(root: bool) -> list[Protection]:
         namespaces.loopback_up()
         return ", ".join(kinds)
 
-    found.append(
-        _from_child("namespaces", attempt, ", ".join(kinds), "CAP_SYS_ADMIN in this container, or run on the host")
-    )
+    get = "CAP_SYS_ADMIN in this container, or run on the host"
+    found.append(_from_child("namespaces", attempt, ", ".join(kinds), get))
 
     def fresh_proc() -> str:
         _enter()
@@ -157,9 +166,8 @@ def _namespaces(root: bool) -> list[Protection]:
             raise OSError(code, os.strerror(code), "mount proc")
         return "yes"
 
-    found.append(
-        _from_child("fresh /proc", fresh_proc, "an unmasked /proc outside", "run the container with an unmasked /proc")
-    )
+    get = "run the container with an unmasked /proc"
+    found.append(_from_child("fresh /proc", fresh_proc, "an unmasked /proc outside", get))
     return found
 
 
@@ -237,14 +245,19 @@ def _memfd(root: bool) -> Protection:
         status="enforced",
         found="by the pid namespace"
         if switch
-        else "by the filter: memfd_create without MFD_NOEXEC_SEAL is refused (Linux 6.3 as root does it better)",
+        else "by the filter: memfd_create without MFD_NOEXEC_SEAL is refused "
+        "(Linux 6.3 as root does it better)",
     )
 
 
 def _limits(root: bool) -> list[Protection]:
     good, text = _in_child(_controllers)
     words = dict(pair.split("=", 1) for pair in text.split("\n") if "=" in pair) if good else {}
-    lesser = {"memory": "process (RLIMIT_DATA) and watched", "pids": "process (RLIMIT_NPROC of its own)", "cpu": ""}
+    lesser = {
+        "memory": "process (RLIMIT_DATA) and watched",
+        "pids": "process (RLIMIT_NPROC of its own)",
+        "cpu": "",
+    }
     found: list[Protection] = []
     for name, scope in lesser.items():
         if words.get(name) == "tree":
@@ -261,8 +274,9 @@ def _limits(root: bool) -> list[Protection]:
             )
         )
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    exact = f"tree (tmpfs) up to {total >> 20} MiB, watched above"
     found.append(
-        Protection(name="limit: disk", status="enforced", found=f"tree (tmpfs) up to {total >> 20} MiB, watched above")
+        Protection(name="limit: disk", status="enforced", found=exact)
         if root
         else Protection(
             name="limit: disk",

@@ -205,7 +205,8 @@ class SiteMaker:
             os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
             mounts.attach(scratch, f"{site.directory}/scratch")
             site.attached.append(f"{site.directory}/scratch")
-        for name, mode, target in (("tmp", 0o1777, "/tmp"), ("shm", 0o1777, "/dev/shm"), ("home", 0o700, HOME)):
+        places = (("tmp", 0o1777, "/tmp"), ("shm", 0o1777, "/dev/shm"), ("home", 0o700, HOME))
+        for name, mode, target in places:
             os.mkdir(name, mode, dir_fd=scratch)
             if mode & 0o1000:
                 os.chmod(name, mode, dir_fd=scratch)

@@ -211,7 +211,8 @@ def encode(words: list[str]) -> bytes:
     try:
         return packets.join(words)
     except ValueError as error:
-        raise SandboxError(f"an argument, variable or path is no text: {error}", code="bad-request") from error
+        text = f"an argument, variable or path is no text: {error}"
+        raise SandboxError(text, code="bad-request") from error
 
 
 def _bad(what: str) -> SandboxError:

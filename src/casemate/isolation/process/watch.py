@@ -29,7 +29,8 @@ class Watch:
         if limit is not None:
             tree = _tree(self._pid)
             # Cheap and too high: pages that forked processes share are counted once for each of them.
-            if sum(_resident(pid) for pid in tree) > limit and sum(_proportional(pid) for pid in tree) > limit:
+            most = sum(_resident(pid) for pid in tree)
+            if most > limit and sum(_proportional(pid) for pid in tree) > limit:
                 return "memory"
         limit = self._limits.get("disk")
         if limit is not None and self._tops:
