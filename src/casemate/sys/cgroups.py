@@ -9,6 +9,7 @@ grace period (measured on 6.18, through ``cgroup.procs`` of the same hierarchies
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 __all__ = ["Group", "Hierarchies", "Limits", "detect", "remove_leftovers"]
 
@@ -218,10 +219,8 @@ class Group:
                 _write(f"{directory}/cgroup.kill", "1")
             return
         if "cpu" in self.directories:
-            try:
+            with suppress(OSError):
                 _write(f"{self.directories['cpu']}/cpu.cfs_quota_us", "-1")
-            except OSError:
-                pass
         for _ in range(100):
             pids = self.processes()
             for pid in pids:

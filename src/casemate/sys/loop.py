@@ -48,7 +48,8 @@ def make(path: str, size: int, attributes: int) -> int:
 def _format(path: str) -> None:
     program = next((name for name in _MKFS if os.access(name, os.X_OK)), _MKFS[0])
     # The file is sparse and reads as zeros, so there is nothing to discard and no inode table to write.
-    options = ["-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "nodiscard,lazy_itable_init=1", "-i", "8192"]
+    options = ["-q", "-F", "-m", "0", "-O", "^has_journal", "-i", "8192"]
+    options += ["-E", "nodiscard,lazy_itable_init=1"]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
         pid = os.posix_spawn(

@@ -103,7 +103,8 @@ def detached_trees() -> bool:
 
     Overlay layers by descriptor came before that, with 6.13.
     """
-    major, minor = (int("".join(c for c in word if c.isdigit()) or 0) for word in os.uname().release.split(".")[:2])
+    words = os.uname().release.split(".")[:2]
+    major, minor = (int("".join(c for c in word if c.isdigit()) or 0) for word in words)
     return (major, minor) >= (6, 15)
 
 

@@ -82,7 +82,9 @@ def map_single(inside: int, outside: int, inside_gid: int, outside_gid: int) -> 
             os.close(handle)
 
 
-def make(kinds: int, setup: Callable[[], None], finish: Callable[[int], None] | None = None) -> dict[int, int]:
+def make(
+    kinds: int, setup: Callable[[], None], finish: Callable[[int], None] | None = None
+) -> dict[int, int]:
     """New namespaces without a process: kind -> descriptor.
 
     A short-lived child makes them, since an unprivileged process cannot come back out of one, and a
@@ -109,8 +111,8 @@ def make(kinds: int, setup: Callable[[], None], finish: Callable[[int], None] | 
         ready_write = -1
         answer = os.read(ready_read, 4096)
         if answer != b"r":
-            number, _, text = answer[1:].decode("utf-8", "replace").partition(" ")
-            raise OSError(int(number or 1), text or "the process that makes it died", "namespaces")
+            code, _, text = answer[1:].decode("utf-8", "replace").partition(" ")
+            raise OSError(int(code or 1), text or "the process that makes it died", "namespaces")
         if finish is not None:
             finish(child)
         for bit, name in NAMES.items():
