@@ -12,17 +12,27 @@ import socket
 import stat
 import sys
 
-
 from casemate.cli import packets, run
-from casemate.cli.main import tell
+from casemate.cli.main import line, tell
+from casemate.cli.streams import put
 from casemate.cli.thin import socket_path
-from casemate.errors import BusyError, CasemateError
+from casemate.errors import CasemateError
 from casemate.sandbox import keeper_client
 from casemate.sandbox.api import settle_command
 from casemate.sandbox.denials import TAIL
-from casemate.sandbox.job import Job, prepare
+from casemate.sandbox.failures import from_os_error
+from casemate.sandbox.inline import busy
+from casemate.sandbox.job import prepare
 from casemate.sandbox.locks import WorkspaceLock
 from casemate.settings import places
+from casemate.sys.process import close_all_but
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from casemate.sandbox.job import Job
+    from casemate.sandbox.result import Result
 
 __all__ = ["main"]
 
@@ -62,8 +72,8 @@ def _status() -> int:
     if answer is None:
         tell("no daemon runs")
         return 1
-    mine = answer[2] == packets.identity()
-    os.write(1, f"pid {answer[1]}, {answer[2]}{'' if mine else ' (another installation: not used)'}\n".encode())
+    other = "" if answer[2] == packets.identity() else " (another installation: not used)"
+    put(1, f"pid {answer[1]}, {answer[2]}{other}\n".encode())
     return 0
 
 
@@ -85,6 +95,8 @@ def _start() -> int:
     environ = {name: os.environ[name] for name in kept if name in os.environ}
     environ.update(PATH="/usr/bin:/bin", LC_ALL="C.UTF-8")
     entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
+    # Nothing else of the caller goes along either: no descriptor, no ignored signal.
+    close_all_but([])
     null = os.open("/dev/null", os.O_RDWR)
     os.chdir("/")
     os.posix_spawn(
@@ -93,6 +105,8 @@ def _start() -> int:
         environ,
         file_actions=[(os.POSIX_SPAWN_DUP2, null, target) for target in (0, 1, 2)],
         setsid=True,
+        setsigmask=[],
+        setsigdef=range(1, 32),
     )
     if not _wait_until(lambda: _ask(["status"]) is not None):
         tell("the daemon did not come up; `casemate daemon serve` shows why")
@@ -113,6 +127,9 @@ def _wait_until(condition: object) -> bool:
 
 def _serve() -> int:
     path = socket_path(dict(os.environ))
+    if not path:
+        tell("a daemon needs HOME, XDG_STATE_HOME or XDG_RUNTIME_DIR to be set")
+        return 125
     directory = os.path.dirname(path)
     os.umask(0o077)
     os.makedirs(directory, 0o700, exist_ok=True)
@@ -120,10 +137,22 @@ def _serve() -> int:
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
         tell(f"{directory} is not a private directory of this user")
         return 125
-    if _ask(["status"]) is not None:
+    # The lock, not the socket, says who serves: two that start at once would each find no other.
+    lock = WorkspaceLock(f"{directory}/daemon.lock")
+    if not lock.take(wait=False, label=str(os.getpid())):
+        lock.close()
         tell("a daemon runs already")
         return 125
-    if os.path.lexists(path):
+    try:
+        _listen(path)
+    finally:
+        lock.close()
+    return 0
+
+
+def _listen(path: str) -> None:
+    """Serve on a socket of that name until told to stop."""
+    if os.path.lexists(path):  # of one that was killed
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     listener.bind(path)
@@ -138,7 +167,6 @@ def _serve() -> int:
         listener.close()
         if os.path.exists(path) and (os.stat(path).st_ino, os.stat(path).st_dev) == identity:
             os.unlink(path)
-    return 0
 
 
 async def _run(listener: socket.socket) -> None:
@@ -162,29 +190,31 @@ class _Daemon:
             loop.add_signal_handler(number, self._stopping.set)
         self._keeper = keeper_client.shared(places(dict(os.environ)).run)
         await self._keeper.ready()
-        async with asyncio.TaskGroup() as group:
-            accepting = group.create_task(self._accept(group))
-            await self._stopping.wait()
-            accepting.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._accept(group))
+                await self._stopping.wait()
+                raise _Stop  # which cancels the others
+        finally:
             keeper_client.release(self._keeper)
-            raise _Stop
 
     async def _accept(self, group: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
         while True:
             endpoint, _ = await loop.sock_accept(self._listener)
-            uid = int.from_bytes(endpoint.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8], sys.byteorder)
-            if uid != os.getuid():
+            if _peer(endpoint)[1] == os.getuid():
+                group.create_task(self._client(endpoint))
+            else:
                 endpoint.close()
-                continue
-            group.create_task(self._client(endpoint))
 
     async def _client(self, endpoint: socket.socket) -> None:
         client = _Client(self, endpoint)
         try:
             await client.serve()
-        except (OSError, CasemateError, ValueError):
-            pass  # the client is gone, or spoke nonsense; its command has been ended
+        except (OSError, CasemateError):
+            pass  # the client is gone; its command has been ended
+        except Exception as error:  # one client's nonsense is no reason to end the commands of others
+            tell(f"a client was let go: {error!r}")
         finally:
             client.close()
 
@@ -209,6 +239,22 @@ class _Daemon:
         await self.keeper.pool(plan, "slot", 1)
 
 
+def _peer(endpoint: socket.socket) -> tuple[int, int]:
+    """Pid (0 if it cannot be named here) and uid of the other side."""
+    data = endpoint.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(data[:4], sys.byteorder), int.from_bytes(data[4:8], sys.byteorder)
+
+
+def _sees_the_same(pid: int) -> bool:
+    """Whether a path means the same file to a client as to the daemon: same mounts, same root."""
+    try:
+        mine, theirs = os.stat("/proc/self/ns/mnt"), os.stat(f"/proc/{pid}/ns/mnt")
+        here, there = os.stat("/"), os.stat(f"/proc/{pid}/root/.")
+    except OSError:
+        return False
+    return mine.st_ino == theirs.st_ino and (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
 class _Stop(Exception):
     """The daemon was told to end."""
 
@@ -226,10 +272,10 @@ class _Client:
 
     def _incoming(self) -> None:
         try:
-            words, descriptors = packets.receive(self._endpoint)  # type: ignore[arg-type]
+            words, descriptors = packets.receive(self._endpoint)
         except BlockingIOError:
             return
-        except OSError:
+        except (OSError, ValueError):
             words, descriptors = [], []
         for descriptor in descriptors:
             os.close(descriptor)
@@ -245,7 +291,7 @@ class _Client:
     def _tell(self, words: list[str], descriptors: list[int] | None = None) -> None:
         self._endpoint.setblocking(True)
         try:
-            packets.send(self._endpoint, words, descriptors)  # type: ignore[arg-type]
+            packets.send(self._endpoint, words, descriptors)
         finally:
             self._endpoint.setblocking(False)
 
@@ -259,8 +305,8 @@ class _Client:
             self._tell(["stopping"])
             self._daemon.stop()
         elif words[0] == "run" and len(words) >= 7:
-            if words[1] != packets.identity():
-                self._tell(["other-version"])
+            if words[1] != packets.identity() or not _sees_the_same(_peer(self._endpoint)[0]):
+                self._tell(["not-mine"])
                 return
             await self._run(words)
 
@@ -269,32 +315,40 @@ class _Client:
         argv = words[6 : 6 + count]
         environ = dict(word.split("=", 1) for word in words[6 + count :] if "=" in word)
         options = run.Options(values={}, lists={}, switches=set())
-        job: Job | None = None
         try:
             options = run.parse(argv)
             keeper = self._daemon.keeper
             await keeper.ready()
             asked = run.request(options, cwd=cwd, environ=environ, terminal=terminal, umask=mask)
             job = prepare(asked, keeper.hierarchies, rootless=keeper.rootless)
+            if job.plan is None:
+                self._tell(["not-mine"])
+                return
             lock = await self._lock(job, options)
             try:
-                end = await self._command(job, options)
+                end = await self._command(job, options, locked=lock is not None)
             finally:
                 if lock is not None:
                     lock.close()
         except CasemateError as error:
-            self._end(run.conclude(options, cwd, error))
+            self._end(run.conclude(options, error))
+            return
+        except ConnectionError:
+            raise
+        except OSError as error:
+            self._end(run.conclude(options, from_os_error(error)))
             return
         if end is not None:
-            self._end(run.conclude(options, cwd, end))
+            self._end(run.conclude(options, end))
             await self._daemon.warm(job)
 
     def _end(self, conclusion: run.Conclusion) -> None:
-        self._tell(["end", str(conclusion.code), conclusion.out.decode("utf-8", "surrogateescape"), conclusion.err])
+        texts = [data.decode("utf-8", "surrogateescape") for data in (conclusion.out, conclusion.report)]
+        self._tell(["end", str(conclusion.code), texts[0], conclusion.err, texts[1]])
 
     def _foreign_group(self) -> str:
         """A command runs below the daemon's control group: say so where that is not the caller's."""
-        pid = int.from_bytes(self._endpoint.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+        pid, _ = _peer(self._endpoint)
         try:
             with open(f"/proc/{pid}/cgroup") as theirs, open("/proc/self/cgroup") as ours:
                 same = theirs.read() == ours.read()
@@ -310,20 +364,19 @@ class _Client:
         if lock.take(wait=False, label=label):
             return lock
         if "no_wait" in options.switches:
+            raise busy(job, lock)
+        self._tell(["waiting", run.waiting_note(lock.holder())])
+        try:
+            while not lock.take(wait=False, label=label):
+                if not self._packets.empty():
+                    raise ConnectionError("the caller has gone")
+                await asyncio.sleep(0.02)
+        except BaseException:
             lock.close()
-            raise BusyError(
-                f"another command holds the view of {job.workspace} ({lock.holder()})",
-                hint="wait for it, or leave out --no-wait",
-                workspace=job.workspace,
-            )
-        while not lock.take(wait=False, label=label):
-            if not self._packets.empty():
-                lock.close()
-                raise BusyError("the caller has gone", workspace=job.workspace)
-            await asyncio.sleep(0.02)
+            raise
         return lock
 
-    async def _command(self, job: Job, options: run.Options) -> run.Result | None:
+    async def _command(self, job: Job, options: run.Options, *, locked: bool) -> Result | None:
         """Start it, hand its streams to the client, wait for both ends, settle. None if the client died."""
         plan, keeper = job.plan, self._daemon.keeper
         assert plan is not None  # noqa: S101
@@ -334,14 +387,16 @@ class _Client:
             number, ended, terminals = await keeper.start(plan, job.late, theirs, job.note())
             mine += terminals
             limits = job.policy.resources
-            quiet = "quiet" in options.switches
-            shown = [*job.notes, *([offer] if (offer := run.interrupted(job)) else [])]
-            notes = "" if quiet else "".join(f"casemate: {note}\n" for note in shown)
+            offer = run.interrupted(job) if locked else ""
+            said = () if "quiet" in options.switches else (*job.notes, offer)
+            text = "".join(line(note) for note in said if note)
+            if foreign := self._foreign_group():
+                job.notes = (*job.notes, foreign)
             self._tell(
                 [
                     "started",
                     "terminal" if terminals else "pipes",
-                    notes,
+                    text,
                     "" if limits.output is None else str(limits.output),
                     "" if limits.timeout is None else str(limits.timeout),
                     str(TAIL),
@@ -377,10 +432,11 @@ class _Client:
     async def _follow(self, number: int, ended: asyncio.Future[tuple[dict[str, object], list[int]]]) -> bool:
         """Do what the client asks until the command has ended; False if the client died, which kills it."""
         keeper = self._daemon.keeper
-        asking = self._loop.create_task(self._packets.get())  # noqa: TID251 - awaited or cancelled below
+        asking = self._loop.create_task(self._packets.get())
         try:
             while not ended.done():
-                await asyncio.wait({asking, ended}, return_when=asyncio.FIRST_COMPLETED)
+                either: list[asyncio.Future[Any]] = [asking, ended]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not asking.done():
                     continue
                 words = asking.result()
@@ -392,7 +448,7 @@ class _Client:
                     keeper.signal(number, int(words[1]))
                 elif words[0] == "kill":
                     keeper.kill(number)
-                asking = self._loop.create_task(self._packets.get())  # noqa: TID251
+                asking = self._loop.create_task(self._packets.get())
             return True
         finally:
             asking.cancel()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
+from casemate.cli.streams import put
 from casemate.errors import BusyError, CasemateError, PolicyError, ProtectionUnavailable
 
-__all__ = ["EXIT", "dispatch", "error_text", "exit_code", "tell", "tell_error"]
+__all__ = ["EXIT", "dispatch", "error_text", "exit_code", "line", "tell", "tell_error"]
 
 #: Casemate's own exit codes; the command's own are passed through, and 128 + n is signal n.
 EXIT = {"usage": 2, "limit": 123, "timeout": 124, "failed": 125, "refused": 126, "not-found": 127}
@@ -55,6 +56,12 @@ def dispatch(argv: list[str]) -> int:
         return exit_code(error)
     except BrokenPipeError:
         return 141
+    except OSError as error:
+        from casemate.sandbox.failures import from_os_error
+
+        failure = from_os_error(error)
+        tell_error(failure)
+        return exit_code(failure)
     if name in ("version", "--version", "-V"):
         import casemate
 
@@ -98,12 +105,17 @@ def error_text(error: CasemateError) -> str:
 
 def tell_error(error: CasemateError) -> None:
     """Write an error for a person."""
-    os.write(2, error_text(error).encode("utf-8", "replace"))
+    put(2, error_text(error).encode("utf-8", "replace"))
 
 
 def tell(text: str) -> None:
     """One line for a person, on stderr."""
-    os.write(2, f"casemate: {_safe(text)}\n".encode("utf-8", "replace"))
+    put(2, line(text).encode("utf-8", "replace"))
+
+
+def line(text: str) -> str:
+    """What ``tell`` writes."""
+    return f"casemate: {_safe(text)}\n"
 
 
 def _safe(text: str) -> str:

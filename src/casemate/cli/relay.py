@@ -3,6 +3,9 @@
 The host's descriptors never enter a sandbox, so neither does the host's terminal: with a terminal the
 command has a pty of its own, the caller's is put into raw mode and given back as it was. Only built-in
 modules are used, since the daemon's thin client runs this too.
+
+Nothing here waits for a reader: while one of the caller's streams takes no more, its sources are not read,
+and signals, limits and the other streams go on.
 """
 
 from __future__ import annotations
@@ -14,12 +17,57 @@ import select
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
-__all__ = ["Relay"]
+__all__ = ["Relay", "Sink"]
 
 _CHUNK = 65536
 _TICK = 0.05
+_PATIENCE = 1.0
+_ROOM = 512  # what a terminal that has any room takes at once
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
+_ENDING = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM)
+
+
+def _forget(poll: select.poll, descriptor: int) -> None:
+    try:
+        poll.unregister(descriptor)
+    except KeyError:
+        return
+
+
+class Sink:
+    """One of the caller's output descriptors, written to without ever waiting for its reader.
+
+    It is not set non-blocking, since others may share it.
+    """
+
+    __slots__ = ("_kind", "gone", "number", "pending")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pending = b""
+        self.gone = False
+        mode = os.fstat(number).st_mode >> 12
+        self._kind = "stream" if mode in (0o1, 0o14) else "terminal" if os.isatty(number) else "other"
+
+    def write(self) -> None:
+        """Write as much as fits of what is pending. Raises OSError when the reader is gone."""
+        while self.pending and not self.gone:
+            try:
+                if self._kind == "stream":
+                    sent = os.pwritev(self.number, [self.pending], -1, os.RWF_NOWAIT)
+                elif self._kind == "terminal":
+                    if not select.select([], [self.number], [], 0)[1]:
+                        return
+                    sent = os.write(self.number, self.pending[:_ROOM])
+                else:
+                    sent = os.write(self.number, self.pending)
+            except BlockingIOError:
+                return
+            self.pending = self.pending[sent:]
+        if self.gone:
+            self.pending = b""
 
 
 class Relay:
@@ -57,21 +105,26 @@ class Relay:
         self._interrupted_at = -1.0
         self._to_sandbox = stdin if terminal < 0 else terminal
         self._sources = {stdout: stdout_to, stderr: 2} if terminal < 0 else {terminal: 1}
+        self._sinks = {number: Sink(number) for number in sorted({*self._sources.values()})}
         self._pending = b""
+        self._last = b"\n"
         self._poll = select.poll()
         self._input_open = False
         self._input_ended = False
+        self._saved: list[Any] | None = None
+        self._progress = 0.0
+        self._impatient = False
 
     def run(self) -> None:
         """Copy until the sandbox has ended and its output is drained."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_wakeup = _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         old_handlers = self._catch_signals()
-        saved = self._raw_terminal()
+        self._make_raw()
         try:
             self._loop(wake_read)
         finally:
-            self._restore_terminal(saved)
+            self._restore_terminal()
             for number, handler in old_handlers.items():
                 _signal.signal(number, handler)
             _signal.set_wakeup_fd(old_wakeup)
@@ -92,8 +145,8 @@ class Relay:
             os.close(self._slave)
             self._slave = -1
 
-    def _catch_signals(self) -> dict[int, object]:
-        old: dict[int, object] = {}
+    def _catch_signals(self) -> dict[int, Any]:
+        old: dict[int, Any] = {}
         names = [*_FORWARDED, "SIGWINCH"] if self.terminal >= 0 else _FORWARDED
         for name in names:
             number = int(getattr(_signal, name))
@@ -113,19 +166,18 @@ class Relay:
         os.set_blocking(self._to_sandbox, False)
         self._want_input(True)
         alive = True
-        drain_until = 0.0
         settled = monotonic() + 4 * _TICK
-        while alive or self._sources:
+        while alive or self._sources or self._waiting():
             now = monotonic()
             if alive and deadline is not None and now >= deadline:
                 self._end("timeout")
                 deadline = None
-            if not alive and now >= drain_until:
+            if not alive and now - self._progress >= _PATIENCE and self._may_stop():
                 break
             pause = _TICK if self._watched or now < settled or not alive else 1.0
             if deadline is not None:
                 pause = min(pause, max(0.0, deadline - now))
-            for descriptor, _events in poll.poll(pause * 1000):
+            for descriptor, events in poll.poll(pause * 1000):
                 if descriptor == wake:
                     self._handle_signals(os.read(wake, 512))
                 elif descriptor == self.ended:
@@ -133,16 +185,28 @@ class Relay:
                     alive = False
                     self._want_input(False)
                     self._let_slave_go()
-                    # What is in the pipes stays readable; nobody can add to it any more.
-                    drain_until = monotonic() + 1.0
+                    self._progress = monotonic()
+                elif descriptor == self._to_sandbox and events & (select.POLLOUT | select.POLLERR):
+                    self._flush()  # with a terminal, what there is to read is seen at the next turn
                 elif descriptor in self._sources:
                     self._copy_out(descriptor)
+                    self._progress = monotonic()
                 elif descriptor == 0:
                     self._copy_in()
-                elif descriptor == self._to_sandbox:
-                    self._flush()
+                elif descriptor in self._sinks:
+                    self._drain(self._sinks[descriptor])
+                    self._progress = monotonic()
             if alive and (limit := self._tick()):
                 self._end(limit)
+
+    def _waiting(self) -> bool:
+        return any(sink.pending for sink in self._sinks.values())
+
+    def _may_stop(self) -> bool:
+        """After the end, a moment without progress. A slow reader is waited for as long as it takes, unless
+        the end was forced. Without one, somebody outside holds the other end of a pipe.
+        """
+        return not self._waiting() or bool(self.limit) or self._impatient
 
     def _end(self, limit: str) -> None:
         if not self.limit:
@@ -152,8 +216,6 @@ class Relay:
     # -- streams -----------------------------------------------------------------------------------
 
     def _copy_out(self, source: int) -> None:
-        target = self._sources[source]
-        self._interrupted_at = -1.0
         try:
             data = os.read(source, _CHUNK)
         except BlockingIOError:
@@ -161,21 +223,57 @@ class Relay:
         except OSError:  # EIO: the last process has closed the pty
             data = b""
         if not data:
-            self._poll.unregister(source)
+            _forget(self._poll, source)
             del self._sources[source]
             return
+        if self.terminal >= 0 and data.replace(b"^C", b"").strip():
+            self._interrupted_at = -1.0  # more than the echo: the command is listening
         if self._output_left is not None:
             if len(data) > self._output_left:
                 data = data[: self._output_left]
                 self._end("output")
             self._output_left -= len(data)
-        if target == 2 or self.terminal >= 0:
+        sink = self._sinks[self._sources[source]]
+        if sink.number == 2 or self.terminal >= 0:
             self.stderr_tail = (self.stderr_tail + data)[-self._tail :]
-        if not _write_all(target, data):
-            # The caller's reader is gone: the command gets SIGPIPE's effect at its next write.
-            self._poll.unregister(source)
+        sink.pending += data
+        self._drain(sink)
+
+    def _drain(self, sink: Sink) -> None:
+        """Give the reader what it takes; while something is left, its sources are not read."""
+        try:
+            sink.write()
+        except OSError:
+            sink.pending = b""
+            self._reader_gone(sink)
+        if sink.pending:
+            self._poll.register(sink.number, select.POLLOUT)
+        else:
+            _forget(self._poll, sink.number)
+        for source, number in self._sources.items():
+            if number == sink.number:
+                self._watch(source)
+
+    def _reader_gone(self, sink: Sink) -> None:
+        if self.terminal >= 0:  # what the command says goes nowhere; a terminal that hung up sends SIGHUP
+            sink.gone = True
+            return
+        for source in [source for source, number in self._sources.items() if number == sink.number]:
             del self._sources[source]
-            os.close(source)
+            _forget(self._poll, source)
+            os.close(source)  # the command gets SIGPIPE at its next write
+
+    def _watch(self, descriptor: int) -> None:
+        """Poll one of the sandbox's ends for what can be done with it now."""
+        events = 0
+        if descriptor in self._sources and not self._sinks[self._sources[descriptor]].pending:
+            events |= select.POLLIN
+        if descriptor == self._to_sandbox and self._pending:
+            events |= select.POLLOUT
+        if events:
+            self._poll.register(descriptor, events)
+        else:
+            _forget(self._poll, descriptor)
 
     def _want_input(self, wanted: bool) -> None:
         if wanted and not self._input_open:
@@ -199,22 +297,31 @@ class Relay:
             self._input_ended = True
             self._want_input(False)
             if self.terminal >= 0:
-                self._pending += b"\x04"
+                # Ctrl-D ends the input at the start of a line only; elsewhere the first one ends the line.
+                self._pending = b"\x04" if self._last == b"\n" else b"\x04\x04"
                 self._flush()
             else:
                 self._close_input()
             return
-        if self.terminal >= 0 and data == b"\x03":
-            self._second_interrupt()
+        self._last = data[-1:]
+        if self.terminal >= 0 and b"\x03" in data:
+            self._count_interrupts(data.count(b"\x03"))
         self._pending = data
         self._flush()
 
-    def _second_interrupt(self) -> None:
-        """Two Ctrl-C within a second and not a byte of output between them: the command is not listening."""
+    def _count_interrupts(self, number: int) -> None:
+        """Two Ctrl-C within a second and nothing but their echo between them: the command is not listening.
+
+        Where Ctrl-C is no signal but a key (an editor), it is left alone.
+        """
+        import termios
         from time import monotonic
 
+        if not termios.tcgetattr(self.terminal)[3] & termios.ISIG:
+            return
         now = monotonic()
-        if 0 <= now - self._interrupted_at < 1.0:
+        if number > 1 or 0 <= now - self._interrupted_at < 1.0:
+            self._impatient = True
             self._kill()
         self._interrupted_at = now
 
@@ -231,27 +338,13 @@ class Relay:
             self._want_input(False)
             self._close_input()
             return
-        if self._pending and self._input_open:
-            self._want_input(False)
-            self._watch_input(True)
-        elif not self._pending and not self._input_open and not self._input_ended:
-            self._watch_input(False)
-            self._want_input(True)
-
-    def _watch_input(self, wanted: bool) -> None:
-        if self.terminal >= 0:
-            self._poll.modify(self.terminal, select.POLLIN | (select.POLLOUT if wanted else 0))
-        elif wanted:
-            self._poll.register(self._to_sandbox, select.POLLOUT)
-        else:
-            try:
-                self._poll.unregister(self._to_sandbox)
-            except KeyError:
-                return
+        self._watch(self._to_sandbox)
+        if not self._input_ended:
+            self._want_input(not self._pending)
 
     def _close_input(self) -> None:
         if self.terminal < 0 and self._to_sandbox >= 0:
-            self._watch_input(False)
+            _forget(self._poll, self._to_sandbox)
             os.close(self._to_sandbox)
             self._to_sandbox = -1
 
@@ -262,6 +355,8 @@ class Relay:
             if number == _signal.SIGWINCH:
                 self._copy_size()
                 continue
+            if number in _ENDING:
+                self._impatient = True
             if number == _signal.SIGINT:
                 self._interrupts += 1
                 if self._interrupts >= 2:
@@ -269,49 +364,49 @@ class Relay:
                     continue
             self._signal(number)
             if number == _signal.SIGTSTP:
+                self._restore_terminal()
                 os.kill(os.getpid(), _signal.SIGSTOP)
+                self._make_raw()
 
-    def _raw_terminal(self) -> list[object] | None:
+    def _make_raw(self) -> None:
         if self.terminal < 0:
-            return None
-        import termios
-
-        saved: list[object] = termios.tcgetattr(0)
-        raw = termios.tcgetattr(0)
-        raw[0] &= ~(
-            termios.BRKINT | termios.ICRNL | termios.INPCK | termios.ISTRIP | termios.IXON | termios.INLCR
-        )
-        raw[1] &= ~termios.OPOST
-        raw[2] = (raw[2] & ~(termios.CSIZE | termios.PARENB)) | termios.CS8
-        raw[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
-        termios.tcsetattr(0, termios.TCSADRAIN, raw)
-        self._copy_size()
-        return saved
-
-    def _restore_terminal(self, saved: list[object] | None) -> None:
-        if saved is not None:
+            return
+        if os.isatty(0):
             import termios
 
-            termios.tcsetattr(0, termios.TCSADRAIN, saved)
+            self._saved = termios.tcgetattr(0)
+            raw = termios.tcgetattr(0)
+            raw[0] &= ~(
+                termios.BRKINT | termios.ICRNL | termios.INPCK | termios.ISTRIP | termios.IXON | termios.INLCR
+            )
+            raw[1] &= ~termios.OPOST
+            raw[2] = (raw[2] & ~(termios.CSIZE | termios.PARENB)) | termios.CS8
+            raw[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
+            termios.tcsetattr(0, termios.TCSADRAIN, raw)
+        self._copy_size()
+
+    def _restore_terminal(self) -> None:
+        if self._saved is not None:
+            import termios
+
+            saved, self._saved = self._saved, None
+            try:
+                termios.tcsetattr(0, termios.TCSADRAIN, saved)
+            except termios.error:
+                return  # it was hung up
 
     def _copy_size(self) -> None:
         import fcntl
         import termios
 
+        size = b"\x18\0\x50\0\0\0\0\0"  # 24 x 80, where the caller has no terminal
+        for number in (0, 1, 2):
+            try:
+                size = fcntl.ioctl(number, termios.TIOCGWINSZ, b"\0" * 8)
+                break
+            except OSError:
+                continue
         try:
-            size = fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8)
             fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, size)
         except OSError:
             return
-
-
-def _write_all(target: int, data: bytes) -> bool:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(target, view) :]
-        except BlockingIOError:
-            select.select([], [target], [])
-        except OSError:
-            return False
-    return True

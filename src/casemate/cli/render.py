@@ -6,9 +6,10 @@ import msgspec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from casemate.errors import CasemateError
     from casemate.sandbox.result import Result
 
-__all__ = ["as_json", "escaped", "summary"]
+__all__ = ["as_json", "error_as_json", "escaped", "summary"]
 
 _SHOWN = 10
 
@@ -19,6 +20,11 @@ def as_json(result: Result) -> bytes:
     for name in ("stdout", "stderr"):
         plain.pop(name, None)
     return msgspec.json.encode(_clean(plain))
+
+
+def error_as_json(error: CasemateError, code: int) -> bytes:
+    """The same for what kept a command from running."""
+    return msgspec.json.encode(_clean({"error": error.as_dict(), "exit-code": code}), enc_hook=str)
 
 
 def _clean(value: object) -> object:

@@ -6,8 +6,11 @@ import os
 
 import msgspec
 
-from casemate.cli.main import EXIT, error_text, exit_code, tell
+from casemate.cli.main import EXIT, error_text, exit_code, line, tell
+from casemate.cli.options import split
 from casemate.cli.relay import Relay
+from casemate.cli.report import ReportFile
+from casemate.cli.streams import hold_standard_descriptors, put
 from casemate.errors import CasemateError, PolicyError
 from casemate.policy.model import FlagLayer
 from casemate.sandbox.denials import TAIL
@@ -51,17 +54,6 @@ Exit code: the command's own, 128+n after signal n; 123 a limit ended it, 124 ti
 failed, 126 refused, 127 no such command, 2 usage.
 """
 
-_VALUES = {
-    "--workspace": "workspace_dir", "-C": "workspace_dir", "--preset": "preset", "--policy": "policy",
-    "--network": "network", "--timeout": "timeout", "--memory": "memory", "--disk": "disk",
-    "--file-size": "file_size", "--output": "output", "--pids": "pids", "--open-files": "open_files",
-    "--cpu": "cpu", "--scope": "scope", "--tty": "tty", "--report": "report",
-}  # fmt: skip
-_LISTS = {
-    "--read": "read", "--write": "write", "--deny": "deny", "--protect": "protect",
-    "--cache": "cache", "--degrade": "degrade", "--env": "env",
-}  # fmt: skip
-_SWITCHES = {"--json": "json", "--quiet": "quiet", "-q": "quiet", "--no-wait": "no_wait", "--no-daemon": "no_daemon"}
 _SCALARS = (
     "network", "timeout", "memory", "disk", "file_size", "output", "pids", "open_files", "cpu", "scope",
 )  # fmt: skip
@@ -93,35 +85,14 @@ class Options(msgspec.Struct, kw_only=True):
 
 def parse(argv: list[str]) -> Options:
     """Read the command line. Raises PolicyError (``usage``)."""
-    options = Options(values={}, lists={}, switches=set())
-    index = 0
-    while index < len(argv):
-        word = argv[index]
-        if word == "--":
-            index += 1
-            break
-        if not word.startswith("-") or word == "-":
-            break
-        name, equals, value = word.partition("=")
-        if name in _SWITCHES and not equals:
-            options.switches.add(_SWITCHES[name])
-        elif name in _VALUES or name in _LISTS:
-            if not equals:
-                index += 1
-                if index >= len(argv):
-                    raise _usage(f"{name} needs a value")
-                value = argv[index]
-            if name in _VALUES:
-                options.values[_VALUES[name]] = value
-            else:
-                options.lists.setdefault(_LISTS[name], []).append(value)
-        elif name in ("--help", "-h"):
-            options.switches.add("help")
-            return options
-        else:
-            raise _usage(f"unknown option {name}{_near(name)}")
-        index += 1
-    options.argv = tuple(argv[index:])
+    found = split(argv)
+    options = Options(
+        argv=tuple(found.argv), values=found.values, lists=found.lists, switches=found.switches
+    )
+    if "help" in options.switches:
+        return options
+    if found.problem:
+        raise _usage(found.problem)
     if not options.argv:
         raise PolicyError("no command was given", code="usage", hint="casemate run [OPTION…] -- CMD [ARG…]")
     if options.values.get("tty", "auto") not in ("auto", "yes", "no"):
@@ -131,13 +102,6 @@ def parse(argv: list[str]) -> Options:
 
 def _usage(message: str) -> PolicyError:
     return PolicyError(message, code="usage", hint="casemate run --help")
-
-
-def _near(name: str) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, [*_VALUES, *_LISTS, *_SWITCHES], 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def request(
@@ -163,40 +127,65 @@ def request(
     )
 
 
-def _hold_standard_descriptors() -> None:
-    """A caller may have closed some of 0, 1, 2; the next pipe must not become one of them."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open("/dev/null", os.O_RDWR)
-
-
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left to do when all is over: bytes for stdout, text for stderr, the exit code."""
+    """What is left to do when all is over: bytes for stdout, text for stderr, the report, the exit code."""
 
     code: int
     out: bytes = b""
     err: str = ""
+    report: bytes = b""
 
 
 def main(argv: list[str]) -> int:
     """Run one command in this process."""
-    _hold_standard_descriptors()
+    hold_standard_descriptors()
     options = parse(argv)
     if "help" in options.switches:
-        os.write(1, HELP.encode())
+        put(1, HELP.encode())
         return 0
     cwd = ""
+    report: ReportFile | None = None
     try:
         cwd = _cwd()
-        end = conclude(options, cwd, _run(options, cwd))
+        report = open_report(options, cwd)
+        end = conclude(options, _run(options, cwd))
     except CasemateError as error:
-        end = conclude(options, cwd or "/", error)
-    os.write(2, end.err.encode("utf-8", "replace"))
-    if end.out:
-        os.write(1, end.out)
-    return end.code
+        end = conclude(options, error)
+    except OSError as error:
+        from casemate.sandbox.failures import from_os_error
+
+        end = conclude(options, from_os_error(error))
+    return finish(end, report)
+
+
+def open_report(options: Options, cwd: str) -> ReportFile | None:
+    """The place of the report, settled before anything runs. Raises PolicyError (``report-unwritable``)."""
+    path = options.values.get("report")
+    if path is None:
+        return None
+    try:
+        return ReportFile(os.path.join(cwd, path))
+    except (OSError, ValueError) as error:
+        raise PolicyError(
+            f"the report cannot be written to {path}: {getattr(error, 'strerror', None) or error}",
+            code="report-unwritable",
+            hint="name a file in a directory that exists and that you may write to",
+            path=path,
+        ) from None
+
+
+def finish(end: Conclusion, report: ReportFile | None) -> int:
+    """Print and report; returns the exit code. A reader of ours that has gone changes nothing of it."""
+    code = end.code
+    put(2, end.err.encode("utf-8", "replace"))
+    put(1, end.out)
+    if report is not None:
+        try:
+            report.write(end.report)
+        except OSError as error:
+            tell(f"the report cannot be written: {error.strerror} [report-unwritable]")
+            code = code or EXIT["failed"]
+    return code
 
 
 def _run(options: Options, cwd: str) -> Result:
@@ -268,8 +257,13 @@ def _cwd() -> str:
         ) from error
 
 
+def waiting_note(holder: str) -> str:
+    """What is said before waiting for another command's end."""
+    return line(f"waiting for another command in this workspace ({holder})")
+
+
 def _tell_waiting(holder: str) -> None:
-    tell(f"waiting for another command in this workspace ({holder})")
+    put(2, waiting_note(holder).encode("utf-8", "replace"))
 
 
 def interrupted(job: Job) -> str:
@@ -283,34 +277,23 @@ def interrupted(job: Job) -> str:
     )
 
 
-def conclude(options: Options, cwd: str, end: Result | CasemateError) -> Conclusion:
+def conclude(options: Options, end: Result | CasemateError) -> Conclusion:
     """Turn a result or an error into what is printed, reported and returned."""
     from casemate.cli import render
 
-    lines: list[str] = []
+    wanted = "json" in options.switches or "report" in options.values
     if isinstance(end, CasemateError):
         code = exit_code(end)
-        data = msgspec.json.encode({"error": end.as_dict(), "exit-code": code}, enc_hook=str)
+        data = render.error_as_json(end, code) if wanted else b""
         text = error_text(end)
     else:
-        data = render.as_json(end)
-        if "quiet" not in options.switches:
-            lines = render.summary(end)
+        data = render.as_json(end) if wanted else b""
+        lines = render.summary(end) if "quiet" not in options.switches else []
         text = "".join(f"{line}\n" for line in lines)
         code = EXIT["timeout"] if end.limit == "timeout" else EXIT["limit"] if end.limit else end.exit_code
-    report = options.values.get("report")
-    if report is not None:
-        try:
-            _write_report(os.path.join(cwd, report), data)
-        except OSError as error:
-            text += f"casemate: cannot write the report: {error}\n"
-            code = code or EXIT["usage"]
-    return Conclusion(code=code, out=data + b"\n" if "json" in options.switches else b"", err=text)
-
-
-def _write_report(path: str, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(handle, data + b"\n")
-    finally:
-        os.close(handle)
+    return Conclusion(
+        code=code,
+        out=data + b"\n" if "json" in options.switches else b"",
+        err=text,
+        report=data + b"\n" if "report" in options.values else b"",
+    )

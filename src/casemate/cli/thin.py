@@ -12,13 +12,19 @@ import os
 import sys
 
 from casemate.cli import packets
+from casemate.cli.options import split
 from casemate.cli.relay import Relay
+from casemate.cli.report import ReportFile
+from casemate.cli.streams import hold_standard_descriptors, put
 
 __all__ = ["socket_path", "try_daemon"]
 
 
 def socket_path(environ: dict[str, str]) -> str:
-    """Where a daemon of this user listens; the same as ``settings.run_dir``, without its imports."""
+    """Where a daemon of this user listens; the same as ``settings.run_dir``, without its imports.
+
+    Empty for a caller without a home: there is none.
+    """
     if os.getuid() == 0:
         return "/run/casemate/daemon.sock"
     runtime = environ.get("XDG_RUNTIME_DIR", "")
@@ -26,41 +32,60 @@ def socket_path(environ: dict[str, str]) -> str:
         return f"{os.path.normpath(runtime)}/casemate/daemon.sock"
     state = environ.get("XDG_STATE_HOME", "")
     if not state.startswith("/"):
-        state = f"{environ.get('HOME', '/')}/.local/state"
+        home = environ.get("HOME", "")
+        if not home.startswith("/"):
+            return ""
+        state = f"{home}/.local/state"
     return f"{os.path.normpath(state)}/casemate/run/daemon.sock"
 
 
 def try_daemon(argv: list[str]) -> int | None:
     """Have the daemon run it; None where it cannot: the caller runs it then."""
-    for word in argv:
-        if word == "--" or not word.startswith("-"):
-            break
-        if word in ("--no-daemon", "--help", "-h") or "full-access" in word:
-            return None
-    if "full-access" in argv:
+    hold_standard_descriptors()
+    options = split(argv)
+    if options.problem or not options.argv or options.switches & {"help", "no_daemon"}:
         return None
     environ = dict(os.environ)
+    path = socket_path(environ)
+    if not path or options.values.get("preset") == "full-access":
+        return None
     endpoint = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    report: ReportFile | None = None
     try:
-        endpoint.connect(socket_path(environ))
+        endpoint.connect(path)
         if not _same_user(endpoint):
             return None
         cwd = os.getcwd()
-        terminal = "1" if os.isatty(0) and os.isatty(1) else "0"
-        environment = [f"{name}={value}" for name, value in environ.items()]
-        mask = os.umask(0o022)
-        os.umask(mask)
-        question = ["run", packets.identity(), terminal, str(mask), cwd, str(len(argv)), *argv, *environment]
-        packets.send(endpoint, question)
-        answer, descriptors = packets.receive(endpoint)
-        if not answer or answer[0] == "other-version":
-            return None
-    except OSError:
+        if "report" in options.values:
+            report = ReportFile(os.path.join(cwd, options.values["report"]))
+        answer, descriptors = _ask(endpoint, argv, cwd, environ)
+    except (OSError, ValueError):
+        answer, descriptors = [], []
+    if not answer or answer[0] == "not-mine":
         endpoint.close()
+        if report is not None:
+            report.close()
         return None
     if answer[0] == "started":
-        answer = _relay(endpoint, answer, descriptors)
-    return _finish(answer)
+        answer = _relay(endpoint, answer, descriptors, json="json" in options.switches)
+    return _finish(answer, report)
+
+
+def _ask(
+    endpoint: _socket.socket, argv: list[str], cwd: str, environ: dict[str, str]
+) -> tuple[list[str], list[int]]:
+    """Ask for a run; returns the first answer that is not about waiting."""
+    terminal = "1" if os.isatty(0) and os.isatty(1) else "0"
+    environment = [f"{name}={value}" for name, value in environ.items()]
+    mask = os.umask(0o022)
+    os.umask(mask)
+    question = ["run", packets.identity(), terminal, str(mask), cwd, str(len(argv)), *argv, *environment]
+    packets.send(endpoint, question)
+    while True:
+        answer, descriptors = packets.receive(endpoint)
+        if not answer or answer[0] != "waiting":
+            return answer, descriptors
+        put(2, answer[1].encode("utf-8", "surrogateescape"))
 
 
 def _same_user(endpoint: _socket.socket) -> bool:
@@ -69,20 +94,21 @@ def _same_user(endpoint: _socket.socket) -> bool:
     return int.from_bytes(data[4:8], sys.byteorder) == os.getuid()
 
 
-def _relay(endpoint: _socket.socket, answer: list[str], descriptors: list[int]) -> list[str]:
+def _relay(endpoint: _socket.socket, answer: list[str], descriptors: list[int], *, json: bool) -> list[str]:
+    """Relay the streams to the end; returns the last answer."""
     kind, notes, output_limit, timeout, tail, stdout_to = answer[1:7]
-    os.write(2, notes.encode("utf-8", "surrogateescape"))
+    put(2, notes.encode("utf-8", "surrogateescape"))
     streams = [-1, -1, -1, -1, -1]
     if kind == "terminal":
         streams[3], streams[4] = descriptors
     else:
         streams[:3] = descriptors
 
-    def signal(number: int) -> None:
-        packets.send(endpoint, ["signal", str(number)])
-
-    def kill() -> None:
-        packets.send(endpoint, ["kill"])
+    def send(*words: str) -> None:
+        try:
+            packets.send(endpoint, [*words])
+        except OSError:
+            return  # the daemon is gone, and the command with it: the loop sees the end
 
     relay = Relay(
         stdin=streams[0],
@@ -91,8 +117,8 @@ def _relay(endpoint: _socket.socket, answer: list[str], descriptors: list[int]) 
         terminal=streams[3],
         slave=streams[4],
         ended=endpoint.fileno(),
-        signal=signal,
-        kill=kill,
+        signal=lambda number: send("signal", str(number)),
+        kill=lambda: send("kill"),
         tick=lambda: "",
         watched=False,
         output_limit=int(output_limit) if output_limit else None,
@@ -104,16 +130,33 @@ def _relay(endpoint: _socket.socket, answer: list[str], descriptors: list[int]) 
         relay.run()
     finally:
         relay.close()
-    packets.receive(endpoint)  # "ended"
-    tail = relay.stderr_tail.replace(b"\0", b" ").decode("utf-8", "surrogateescape")
-    packets.send(endpoint, ["relayed", relay.limit, tail])
-    answer, _ = packets.receive(endpoint)
-    return answer or ["end", "125", "", "casemate: the daemon has ended [daemon-lost]\n"]
+    answer = _receive(endpoint)
+    if answer[:1] == ["ended"]:
+        said = relay.stderr_tail.replace(b"\0", b" ").decode("utf-8", "surrogateescape")
+        send("relayed", relay.limit, said)
+        answer = _receive(endpoint)
+    if answer[:1] == ["end"]:
+        return answer
+    message = "the daemon has ended, and the command with it"
+    data = f'{{"error":{{"code":"daemon-lost","message":"{message}"}},"exit-code":125}}\n'
+    return ["end", "125", data if json else "", f"casemate: {message} [daemon-lost]\n", data]
 
 
-def _finish(answer: list[str]) -> int:
-    code, out, err = answer[1:4]
-    os.write(2, err.encode("utf-8", "surrogateescape"))
-    if out:
-        os.write(1, out.encode("utf-8", "surrogateescape"))
-    return int(code)
+def _receive(endpoint: _socket.socket) -> list[str]:
+    try:
+        return packets.receive(endpoint)[0]
+    except OSError:
+        return []
+
+
+def _finish(answer: list[str], report: ReportFile | None) -> int:
+    code, out, err, data = int(answer[1]), *(word.encode("utf-8", "surrogateescape") for word in answer[2:5])
+    put(2, err)
+    put(1, out)
+    if report is not None:
+        try:
+            report.write(data)
+        except OSError as error:
+            put(2, f"casemate: the report cannot be written: {error.strerror} [report-unwritable]\n".encode())
+            code = code or 125
+    return code

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 
-from casemate.errors import BusyError, ProtectionUnavailable
+from casemate.errors import BusyError
 from casemate.isolation.process.watch import Watch
 from casemate.sandbox import settle
+from casemate.sandbox.failures import from_os_error
 from casemate.sandbox.locks import WorkspaceLock
 from casemate.sandbox.result import Applied
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from casemate.sandbox.job import Job
     from casemate.sandbox.result import Result
 
-__all__ = ["InlineRun", "lock_workspace"]
+__all__ = ["InlineRun", "busy", "lock_workspace"]
 
 _KEEP_AFTER = 0.05  # seconds; shorter commands lose nothing that is worth a mount
 
@@ -36,17 +37,23 @@ def lock_workspace(job: Job, *, wait: bool, tell: object = None) -> WorkspaceLoc
         return lock
     holder = lock.holder()
     if not wait:
-        lock.close()
-        raise BusyError(
-            f"another command holds the view of {job.workspace} ({holder})",
-            hint="wait for it, or leave out --no-wait",
-            workspace=job.workspace,
-            holder=holder,
-        )
+        raise busy(job, lock)
     if callable(tell):
         tell(holder)
     lock.take(wait=True, label=label)
     return lock
+
+
+def busy(job: Job, lock: WorkspaceLock) -> BusyError:
+    """What to raise where the lock is somebody else's and waiting is not wanted."""
+    holder = lock.holder()
+    lock.close()
+    return BusyError(
+        f"another command holds the view of {job.workspace} ({holder})",
+        hint="wait for it, or leave out --no-wait",
+        workspace=job.workspace,
+        holder=holder,
+    )
 
 
 class InlineRun:
@@ -80,13 +87,7 @@ class InlineRun:
         try:
             running, terminals = launcher.launch(job.plan.spec, job.late, stdio)
         except OSError as error:
-            raise ProtectionUnavailable(
-                f"the sandbox's surroundings cannot be made: {error}",
-                hint="run `casemate doctor`",
-                protection="namespaces and mounts",
-                needed="Linux 6.15 with user namespaces, overlayfs, tmpfs",
-                found=str(error),
-            ) from error
+            raise from_os_error(error) from error
         finally:
             for descriptor in stdio:
                 if descriptor >= 0:

@@ -186,15 +186,33 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
 def kept_count(job: Job) -> int:
     """How many interrupted commands left changes in this workspace.
 
-    ``Preconditions:`` the workspace's lock is held, so whatever is there belongs to nobody alive.
+    What a launcher left that was killed before there was anything to keep is removed.
+    ``Preconditions:`` the workspace's lock is held, so whatever was kept belongs to nobody alive.
     """
     if job.plan is None:
         return 0
     base = job.plan.spec.keep_base
     try:
-        return sum(os.path.exists(f"{base}/{name}/note.json") for name in os.listdir(base))
+        names = os.listdir(base)
     except FileNotFoundError:
         return 0
+    count = 0
+    for name in names:
+        if os.path.exists(f"{base}/{name}/note.json"):
+            count += 1
+        elif not _alive(name):
+            from casemate.isolation.process.trees import remove_tree
+
+            remove_tree(f"{base}/{name}")
+    return count
+
+
+def _alive(name: str) -> bool:
+    """Whether the launcher is there whose pid a run's directory is named after (a waiting sandbox has one)."""
+    try:
+        return os.path.exists(f"/proc/{int(name.partition('-')[0], 16)}")
+    except ValueError:
+        return True  # not one of ours: left alone
 
 
 def own_umask() -> int:

@@ -162,10 +162,7 @@ class Group:
                     continue
                 directory = f"{base}/casemate/{name}"
                 try:
-                    os.mkdir(directory)
-                except FileNotFoundError:
-                    self._parent(f"{base}/casemate")
-                    os.mkdir(directory)
+                    self._make(directory)
                 except FileExistsError:
                     if directory not in self.directories.values():
                         raise
@@ -177,10 +174,21 @@ class Group:
             self.remove()
             raise
 
-    def _parent(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
-        if self.version == 2:
-            _write(f"{path}/cgroup.subtree_control", "+memory +pids +cpu")
+    def _make(self, directory: str) -> None:
+        """Make a directory and its parent, which every other launcher may remove at any moment."""
+        for _ in range(100):
+            try:
+                os.mkdir(directory)
+                return
+            except FileNotFoundError:
+                parent = os.path.dirname(directory)
+                os.makedirs(parent, exist_ok=True)
+            if self.version == 2:
+                try:
+                    _write(f"{parent}/cgroup.subtree_control", "+memory +pids +cpu")
+                except FileNotFoundError:
+                    continue
+        raise FileNotFoundError(2, "the parent group vanishes again and again", directory)
 
     def entrances(self) -> list[int]:
         """Descriptors to which a new process writes ``0`` to put itself into the group."""

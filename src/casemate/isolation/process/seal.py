@@ -306,10 +306,21 @@ def _serve(late: Late, status: int, stdio: tuple[int, int, int]) -> int:
             continue
         number = _signal.sigwaitinfo(signals).si_signo
         if number != _signal.SIGCHLD:
-            try:
-                os.kill(-child if late.tty else child, number)
-            except ProcessLookupError:
-                continue
+            _forward(number, child, group=late.tty)
+
+
+def _forward(number: int, child: int, *, group: bool) -> None:
+    """Pass on a signal that came from outside."""
+    try:
+        os.kill(-child if group else child, number)
+        # The kernel ignores SIGTSTP in a session without a parent outside of it, which the command's is: a
+        # stop from outside stops every process of the sandbox, and every one goes on with it.
+        if number == _signal.SIGTSTP:
+            os.kill(-1, _signal.SIGSTOP)
+        elif number == _signal.SIGCONT:
+            os.kill(-1, _signal.SIGCONT)
+    except ProcessLookupError:
+        return
 
 
 def _spawn(late: Late) -> int:
