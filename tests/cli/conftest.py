@@ -1,0 +1,57 @@
+"""Callers of the command line: root and uid 1000, each with a home and state of its own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.harness import MODES, Caller, Den, until
+from tests.security.lab import give
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session", params=MODES)
+def caller(request: pytest.FixtureRequest, installation: tuple[Path, Path]) -> Iterator[Caller]:
+    """Who calls: root, or uid 1000 without any capability."""
+    base = Path(tempfile.mkdtemp(prefix="casemate-cli-", dir="/srv"))
+    base.chmod(0o755)
+    den = Den() if request.param == "root" else None
+    made = Caller(str(request.param), installation[0], base, den)
+    made.home.mkdir(mode=0o700)
+    give(made.home, made.uid)
+    yield made
+    made.clean()
+    if den is not None:
+        den.close()
+    shutil.rmtree(base)
+
+
+@pytest.fixture
+def ws(caller: Caller) -> Path:
+    """A fresh workspace."""
+    return caller.workspace()
+
+
+@pytest.fixture
+def traceless(caller: Caller) -> Iterator[None]:
+    """No process, mount, control group or file of state is left when the test is over."""
+    yield
+    try:
+        until(lambda: not caller.traces(), 5)
+    except AssertionError:
+        left = caller.traces()
+        caller.clean()
+        pytest.fail("left behind:\n" + "\n".join(left))
+
+
+@pytest.fixture
+def tidy(caller: Caller) -> Iterator[None]:
+    """For tests that leave state on purpose: it is removed afterwards."""
+    yield
+    caller.clean()
