@@ -258,6 +258,15 @@ class Caller:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
 
+def state(pid: int) -> str:
+    """What a process does just now, for a message."""
+    told = []
+    for name in ("stat", "wchan", "syscall"):
+        with contextlib.suppress(OSError):
+            told.append(Path(f"/proc/{pid}/{name}").read_text().strip()[:200])
+    return f"{pid}: {_cmdline(pid)[:80]}: " + "; ".join(told)
+
+
 def _cmdline(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli.harness import PYTHON, until
+from tests.cli.harness import PYTHON, state, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,11 +66,12 @@ class Terminal:
 
     def expect(self, pattern: bytes, seconds: float = 15) -> re.Match[bytes]:
         """Wait for output that matches."""
-        found = until(
-            lambda: re.search(pattern, self.read(), re.DOTALL),
-            seconds,
-            f"{pattern!r} in {self.text[-500:]!r}",
-        )
+        try:
+            found = until(lambda: re.search(pattern, self.read(), re.DOTALL), seconds)
+        except AssertionError:
+            pids = [self.process.pid if self.process else 0, *self.caller.processes()]
+            told = "\n".join(state(pid) for pid in pids)
+            raise AssertionError(f"no {pattern!r} in {self.text[-500:]!r}\n{told}") from None
         assert isinstance(found, re.Match)
         return found
 
