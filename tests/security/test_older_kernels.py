@@ -49,7 +49,7 @@ except OSError as error:
 print(json.dumps({
     "caps": [status[name].strip() for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")],
     "seccomp": status["Seccomp"].strip(), "nnp": status["NoNewPrivs"].strip(),
-    "writable": sorted(m[1] for m in mounts if m[3].startswith("rw") and m[2] in ("tmpfs", "overlay", "ext4")),
+    "writable": sorted(m[1] for m in mounts if m[3].startswith("rw") and m[2] in ("tmpfs", "overlay")),
     "peek": peek, "root": sorted(os.listdir("/")),
 }))
 """
