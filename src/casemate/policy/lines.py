@@ -10,19 +10,29 @@ import re
 
 __all__ = ["find", "nesting"]
 
-# Strings and comments, so that what they hold is not read as structure. A string of three quotes may end
-# in up to two more.
+# Strings and comments, so that what they hold is not read as structure. A string of three quotes may end in
+# up to two more. No string needs its end to match, and no repeat gives back what it took: the text may be
+# hostile, and a search that starts anew at each quote would take the square of its length.
 _TOML = re.compile(
-    r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL
+    r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+(?:"{3,5})?'
+    r"|'''(?:[^']|'{1,2}(?!'))*+(?:'{3,5})?"
+    r'|"(?:[^"\\\n]|\\.)*+"?'
+    r"|'[^'\n]*+'?"
+    r"|#[^\n]*+",
+    re.DOTALL,
 )
+# Nobody wrote more than this by hand, and a search takes a second per megabyte.
+_SEARCHED = 256 * 1024
 _HEADER = re.compile(r"\s*\[{1,2}([^\[\]\n]*)\]{1,2}")
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"\n]*\"|'[^'\n]*')"
 _KEY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
-_JSON = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\],:]|\n', re.DOTALL)
+_JSON = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\],:]|\n', re.DOTALL)
 
 
 def find(text: str, field: str, *, json: bool) -> int | None:
     """The line, counted from 1, of the key at ``field`` (``filesystem.read``), or of what holds it."""
+    if len(text) > _SEARCHED:
+        return None
     wanted = tuple(field.split("[", 1)[0].split("."))
     spots = _json_keys(text) if json else _toml_keys(text)
     best: tuple[int, int] | None = None

@@ -65,7 +65,7 @@ def _tree(source: Source) -> dict[str, object]:
 def _toml(source: Source) -> dict[str, object]:
     import tomllib
 
-    if nesting(source.text) > 4 * _DEEPEST:
+    if nesting(source.text) > _DEEPEST:
         raise _broken(source.file, None, "has a key of too many parts")
     try:
         return tomllib.loads(source.text)

@@ -48,6 +48,11 @@ REFUSED_WORDS = {
     "seccomp": "the system call filter cannot be given up",
     "boundary": "choose the preset full-access instead",
 }
+# A file of a stranger must not make a run slow: each entry costs calls here, and mounts later.
+_ENTRIES = 1000
+_LENGTH = 4096  # PATH_MAX
+_VARIABLE = 128 * 1024  # what the kernel takes of one variable
+
 #: Variables that say who and where the command is; the sandbox decides them.
 FIXED_VARIABLES = ("HOME", "USER", "LOGNAME")
 
@@ -154,7 +159,14 @@ class _Task:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return cast("tuple[str, ...]", self.value)
+        """The entries of a list. Raises ValueError for more, or longer ones, than a sandbox could use."""
+        names = cast("tuple[str, ...]", self.value)
+        if len(names) > _ENTRIES:
+            raise ValueError(f"{len(names)} entries are more than the {_ENTRIES} that are possible")
+        for name in names:
+            if len(name) > _LENGTH:
+                raise ValueError(f"{_show(name)} is longer than a path can be")
+        return names
 
 
 def _one_of(words: tuple[str, ...]) -> Callable[[_Task], object]:
@@ -295,10 +307,14 @@ def _pass(task: _Task) -> object:
 
 def _set(task: _Task) -> object:
     found = dict(cast("dict[str, str]", task.value))
+    if len(found) > _ENTRIES:
+        raise ValueError(f"{len(found)} variables are more than the {_ENTRIES} that are possible")
     for name, value in found.items():
         check_variable(name)
         if "\0" in value:
             raise ValueError(f"the value of {name} holds a NUL byte")
+        if len(name) + len(value) >= _VARIABLE - 2:
+            raise ValueError(f"the value of {name} is longer than the kernel takes")
     return found
 
 

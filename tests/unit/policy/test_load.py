@@ -354,6 +354,21 @@ def test_a_projects_limits_hold_against_everybody(caller: Caller) -> None:
     assert (free.resources.memory, free.network.mode) == (4 * GIB, "host")
 
 
+def test_a_project_cannot_make_a_run_slow(caller: Caller) -> None:
+    """Lists and entries have bounds, so that a stranger's file is refused in a moment."""
+    for text in (
+        "deny = [" + "'x'," * 1001 + "]", f"protect = ['{'[' * 500_000}']", f"deny = ['{'/a' * 3000}']",
+    ):  # fmt: skip
+        caller.project(f"version = 1\n[filesystem]\n{text}\n")
+        with pytest.raises(PolicyError, match=r"possible|longer") as caught:
+            caller.load()
+        assert str(caught.value.details["field"]).startswith("filesystem.")
+    caller.project(f"version = 1\n[filesystem]\ndeny = {[f'x{number}' for number in range(1000)]}\n")
+    assert len(caller.load().policy.filesystem.deny) == 1000
+    with pytest.raises(PolicyError, match="kernel"):
+        caller.load(set={"A": "x" * (128 * 1024)})
+
+
 def test_an_over_broad_project_is_refused_even_untrusted(caller: Caller) -> None:
     """A file that asks for the world is an error and not something to skip over in silence."""
     caller.project("version = 1\n\n[filesystem]\nread = ['/']\n")

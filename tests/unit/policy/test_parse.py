@@ -136,6 +136,10 @@ def test_a_value_of_the_wrong_kind_is_named_with_its_line(text: str, field: str,
         (b"version = 1\n" + b"a." * 100_000 + b"a = 1", "p.toml", "too many parts"),
         (b"version = 1\n[" + b"a." * 100_000 + b"a]", "p.toml", "too many parts"),
         (b'version = 1\nx = {y="""a"""", ' + b"a." * 100_000 + b'a="", }', "p.toml", "too many parts"),
+        (b"version = 1\n" + b'"\\' * 500_000, "p.toml", "not TOML"),
+        (b"version = 1\n" + b'x = """\\' * 140_000, "p.toml", "not TOML"),
+        (b"version = 1\n" + b"\n" * 1_000_000 + b"x = 1\n", "p.toml", "unknown field"),
+        (b"version = 1\n" + b"[a.a.a.a.a.a.a.a.a.a.a.a.a.a.a]\n" * 30_000, "p.toml", "not TOML"),
         (b"{", "p.json", ":1: is not JSON"),
         (b"[]", "p.json", "one JSON object"),
         (b'{"version": 1, "version": 1}', "p.json", "'version' twice"),
@@ -178,3 +182,10 @@ def test_text_from_a_file_cannot_steer_the_terminal() -> None:
 def test_lines_are_found_in_toml(text: str, field: str, line: int | None) -> None:
     """Strings, comments and lists that look like keys do not mislead the search."""
     assert find(text, field, json=False) == line
+
+
+@pytest.mark.parametrize("text", ['"\\', '"""\\', "'''", '{"', "[", '"a" '])
+@pytest.mark.parametrize("json", [False, True])
+def test_the_search_for_a_line_is_linear(text: str, json: bool) -> None:
+    """A quarter of a megabyte made to confuse is searched in a moment; in its square it would take hours."""
+    assert find(text * (200_000 // len(text)), "filesystem.read", json=json) is None
