@@ -12,9 +12,7 @@ import time
 
 import pytest
 
-from tests.unit.workspace.tops import Stage, stage_for
-
-pytestmark = pytest.mark.root  # a real overlay
+from tests.unit.workspace.tops import WHO, Stage, stage_for
 
 # Runs inside the view: random work, then a picture of the tree.
 WORK = r"""
@@ -34,7 +32,7 @@ def write(p):
     with open(p, R.choice(["w", "a", "r+"])) as f: f.write("x" * R.randint(0, 50) + str(R.random()))
 def symlink(p): os.symlink(R.choice(NAMES), p)
 def chmod(p):
-    if not os.path.islink(p): os.chmod(p, R.choice([0o600, 0o644, 0o755, 0o700]))
+    if not os.path.islink(p): os.chmod(p, R.choice([0o755, 0o700, 0o555] if os.path.isdir(p) else [0o600, 0o755]))
 def remove(p):
     if os.path.isdir(p) and not os.path.islink(p): shutil.rmtree(p)
     else: os.unlink(p)
@@ -74,7 +72,7 @@ def prepare(stage: Stage, seed: int) -> None:
     assert not report.held
 
 
-def check(stage: Stage, seed: int, *, resumed: bool = False) -> None:
+def check(stage: Stage, seed: int) -> None:
     """Work in a view, apply, compare."""
     for directory in (stage.upper, stage.work):
         stage.clean(directory)
@@ -83,9 +81,7 @@ def check(stage: Stage, seed: int, *, resumed: bool = False) -> None:
     report = stage.apply()
     assert not report.held, report.held
     assert report.complete, report.failed
-    there = json.loads(
-        stage.bare(sys.executable, "-I", "-S", "-c", WORK, "0", "0", str(stage.ws))
-    )
+    there = json.loads(stage.bare(sys.executable, "-I", "-S", "-c", WORK, "0", "0", str(stage.ws)))
     assert there == seen
     again = stage.apply(resumed=True)
     assert not again.held, again.held
@@ -93,10 +89,13 @@ def check(stage: Stage, seed: int, *, resumed: bool = False) -> None:
 
 
 @pytest.mark.parametrize("near", [True, False])
-@pytest.mark.parametrize("seed", range(12))
-def test_workspace_equals_view(seed: int, near: bool) -> None:
-    """Random work in a real overlay: afterwards the workspace has the same tree, and a second step nothing to do."""
-    with stage_for("root", near=near) as stage:
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("seed", range(10))
+def test_workspace_equals_view(seed: int, who: str, near: bool) -> None:
+    """Random work in a real overlay, of root or rootless: afterwards the workspace has the same tree, and a
+    second step nothing to do.
+    """
+    with stage_for(who, near=near) as stage:
         prepare(stage, seed)
         for round_ in range(3):
             check(stage, 1000 * seed + round_)
@@ -106,15 +105,17 @@ def test_workspace_equals_view(seed: int, near: bool) -> None:
 @pytest.mark.parametrize("seed", range(100, 160))
 def test_workspace_equals_view_at_length(seed: int) -> None:
     """The same, many times."""
-    test_workspace_equals_view(seed, bool(seed % 2))
+    test_workspace_equals_view(seed, WHO[seed // 2 % len(WHO)], bool(seed % 2))
 
 
 @pytest.mark.parametrize("near", [True, False])
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))]
+)
 def test_killed_at_any_point_and_run_again(seed: int, near: bool) -> None:
     """However often and wherever the step is killed: run again, it ends where an undisturbed one does."""
     chance = random.Random(seed)
-    with stage_for("root", near=near) as stage:
+    with stage_for(WHO[seed % len(WHO)], near=near) as stage:
         prepare(stage, seed)
         stage.clean(stage.upper)
         stage.started = 0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from casemate.workspace.names import printable
-from casemate.workspace.scan import Limits
+from casemate.workspace.report import Limits
 from tests.unit.workspace.tops import WHO, Stage, held, stage_for, write
 
 if TYPE_CHECKING:

@@ -45,9 +45,6 @@ class Adopter:
         self.usable = number is not None and number == mount_id(target.root)
         #: Directories that were taken as a whole.
         self.adopted: set[str] = set()
-        #: (path, which it is, mode) of taken directories that get their mode when all is done: their owner
-        #: could not work in them before.
-        self.locked: list[tuple[str, os.stat_result, int]] = []
         #: Directories with something in them that may not pass just as it is.
         self.spoiled: set[str] = set()
 
@@ -69,11 +66,7 @@ class Adopter:
         if not self.usable or path in self.spoiled or change.source is not None:
             return False
         owner = self._owner(path)
-        locked: list[tuple[str, os.stat_result, int]] = []
-        if owner is None or not self._clean_tree(path, owner, locked) or not self._take(path, None):
-            return False
-        self.locked.extend(locked)
-        return True
+        return owner is not None and self._clean_tree(path, owner) and self._take(path, None)
 
     def file(self, change: Change, before: os.stat_result | None) -> bool:
         """Take one file, in the place of ``before``; False: it has to be copied.
@@ -101,21 +94,18 @@ class Adopter:
             return status.st_uid, status.st_gid
         return None if status.st_mode & stat.S_ISGID else (os.geteuid(), os.getegid())
 
-    def _clean_tree(
-        self, top: str, owner: tuple[int, int], locked: list[tuple[str, os.stat_result, int]]
-    ) -> bool:
+    def _clean_tree(self, top: str, owner: tuple[int, int]) -> bool:
         stack = [top]
         while stack:
             path = stack.pop()
             fd = open_beneath(self.top, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 status = os.fstat(fd)
+                # Another mode: the scan had to unlock it. Its own would keep us from working in it here.
+                if self.merged.index[path].mode & 0o777 != status.st_mode & 0o777:
+                    return False
                 if not self._clean(fd, status, owner):
                     return False
-                mode = self.merged.index[path].mode & 0o777
-                if mode & 0o700 != 0o700 and not self.target.super:
-                    chmod_fd(fd, mode | 0o700)
-                    locked.append((path, status, mode))
                 with os.scandir(fd) as listing:
                     for item in listing:
                         entry = join(path, item.name)
@@ -140,19 +130,28 @@ class Adopter:
 
     def _clean(self, fd: int, status: os.stat_result, owner: tuple[int, int]) -> bool:
         """Make one entry look as if we had made it; False if that cannot be."""
-        path = descriptor_path(fd)
         # A link's magic name in /proc leads to the link itself: nothing is followed beyond it.
-        for name in os.listxattr(path):
-            if not name.startswith(_OURS):
+        path = descriptor_path(fd)
+        mode = wanted = stat.S_IMODE(status.st_mode)
+        if not stat.S_ISLNK(status.st_mode):
+            wanted = mode & 0o777
+        try:
+            names = os.listxattr(path)
+            if not all(name.startswith(_OURS) for name in names):
                 return False
-            os.removexattr(path, name)
-        if (status.st_uid, status.st_gid) != owner:
-            if not self.target.super:
-                return False
-            give(fd, owner)
-        mode = stat.S_IMODE(status.st_mode)
-        if mode & ~0o777 and not stat.S_ISLNK(status.st_mode):
-            chmod_fd(fd, mode & 0o777)
+            if names and not self.target.super and not mode & 0o200:
+                mode |= 0o200  # a file's own attributes are written like its content
+                chmod_fd(fd, mode)
+            for name in names:
+                os.removexattr(path, name)
+            if (status.st_uid, status.st_gid) != owner:
+                if not self.target.super:
+                    return False
+                give(fd, owner)
+            if mode != wanted:
+                chmod_fd(fd, wanted)
+        except OSError:
+            return False
         return True
 
     def _take(self, path: str, before: os.stat_result | None) -> bool:

@@ -203,7 +203,9 @@ class _Take:
         )  # fmt: skip
         if self.target.stat(path) is None:
             return True
-        if not remover.tree(path, ORDINARY):
+        gone = remover.tree(path, ORDINARY)
+        remover.restore()
+        if not gone:
             return False
         self.tally.change("deleted", path)
         return True

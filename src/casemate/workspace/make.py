@@ -71,14 +71,34 @@ class Maker:
 
     def make_above(self, path: str) -> None:
         """Make the directories that a rename goes into, if the command has made them too."""
-        if path and self.target.stat(path) is None:
-            self.make_above(path.rpartition("/")[0])
+        if not path:
+            return
+        self.make_above(path.rpartition("/")[0])
+        status = self.target.stat(path)
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            change = self.merged.index[path]
+            self._make_way(change, status, self._replaces(change))
             self._early[path] = self.target.make_directory(path)
+
+    def _replaces(self, change: Change) -> bool:
+        """Whether a directory takes the place of what the workspace had there, with everything in it."""
+        replaces = not change.moved and (
+            change.hides or (change.source is None and change.path.rpartition("/")[0] in self.replacing)
+        )
+        if replaces:
+            self.replacing.add(change.path)
+        return replaces
+
+    def _make_way(self, change: Change, status: os.stat_result | None, replaces: bool) -> None:
+        """Remove what is no directory from where one belongs."""
+        if status is not None:
+            if not replaces or self._host_is_newer(change, status):
+                raise Changed
+            self.target.unlink(change.path, status)
 
     def finish(self) -> list[tuple[str, OSError]]:
         """Give the directories their modes and times; returns what failed."""
         failed: list[tuple[str, OSError]] = []
-        self._unfinished.extend((*locked, None) for locked in self.adopter.locked)
         for path, status, mode, mtime_ns in reversed(self._unfinished):
             try:
                 self.target.finish_directory(path, status, mode, mtime_ns)
@@ -103,16 +123,9 @@ class Maker:
     def _make_directory(self, change: Change) -> None:
         path, mode = change.path, change.mode & 0o777
         status = self.target.stat(path)
-        moved = change.moved
-        replaces = not moved and (
-            change.hides or (change.source is None and path.rpartition("/")[0] in self.replacing)
-        )
-        if replaces:
-            self.replacing.add(path)
+        replaces = self._replaces(change)
         if status is not None and not stat.S_ISDIR(status.st_mode):
-            if not replaces or self._host_is_newer(change, status):
-                raise Changed
-            self.target.unlink(path, status)
+            self._make_way(change, status, replaces)
             status = None
         if path in self._early:
             self._unfinished.append((path, self._early[path], mode, change.mtime_ns))
@@ -126,22 +139,21 @@ class Maker:
                 self._unfinished.append((path, made, mode, change.mtime_ns))
             self.tally.change("replaced" if change.hides else "created", path)
             return
+        before = status.st_mode & 0o777
+        # A directory that only the top has, and here it is all the same: made by an interrupted try.
+        ours = self.resumed and change.source is None and not change.lower_mode
+        wanted = mode if change.moved or ours else before
+        if mode != change.lower_mode & 0o777 and (replaces or before == change.lower_mode & 0o777):
+            wanted = mode
+            if before != mode and not change.hides:
+                self.tally.change("mode", path)
+        if self.target.unlock(path, status):
+            before = -1
         if replaces:
             index, removed = self.merged.index, self.remover.removed
             self.remover.children(path, self.contexts[path], lambda name: f"{path}/{name}" in index)
             if self.remover.removed > removed:
                 self.tally.change("replaced", path)
-        before = status.st_mode & 0o777
-        # A directory that only the top has, and here it is all the same: made by an interrupted try.
-        ours = self.resumed and change.source is None and not change.lower_mode
-        wanted = mode if moved or ours else before
-        if mode != change.lower_mode & 0o777 and (replaces or before == change.lower_mode & 0o777):
-            wanted = mode
-            if before != mode and not change.hides:
-                self.tally.change("mode", path)
-        if not self.target.super and before & 0o300 != 0o300:
-            self.target.finish_directory(path, status, before | 0o700, None)
-            before = -1
         if wanted != before or ours:
             self._unfinished.append((path, status, wanted, change.mtime_ns if ours else None))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 
 from casemate.sys.files import open_beneath
 from casemate.workspace.names import join
@@ -48,6 +49,7 @@ class Remover:
         self.hold, self.fail = hold, fail
         #: Paths that a held-back rename still needs.
         self.keep: set[str] = set()
+        self._unlocked: list[tuple[str, os.stat_result]] = []
         #: How many entries are gone.
         self.removed = 0
 
@@ -73,6 +75,7 @@ class Remover:
                     self._rmdir(path)
                     continue
                 stack.append((path, context, True))
+                self._unlock(path)
                 for name in self._names(path):
                     entry = join(path, name)
                     status = self.target.stat(entry)
@@ -114,15 +117,23 @@ class Remover:
         try:
             fd = open_beneath(self.target.root, path, flags)
         except PermissionError:
-            status = self.target.stat(path)
-            if status is None:
-                raise
-            self.target.finish_directory(path, status, 0o700, None)
+            self._unlock(path)
             fd = open_beneath(self.target.root, path, flags)
         try:
             return os.listdir(fd)
         finally:
             os.close(fd)
+
+    def _unlock(self, path: str) -> None:
+        status = self.target.stat(path)
+        if status is not None and self.target.unlock(path, status):
+            self._unlocked.append((path, status))
+
+    def restore(self) -> None:
+        """Give directories that could not be emptied their own mode back."""
+        for path, status in reversed(self._unlocked):
+            with suppress(OSError):
+                self.target.finish_directory(path, status, status.st_mode, None)
 
     def _unlink(self, path: str, status: os.stat_result) -> bool:
         try:

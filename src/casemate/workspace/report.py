@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from casemate.workspace.scan import Limits
-
-__all__ = ["PASS", "ApplyOptions", "ApplyReport", "Failure", "Held", "Tally", "Verdict"]
+__all__ = ["PASS", "ApplyOptions", "ApplyReport", "Failure", "Held", "Limits", "Tally", "Verdict"]
 
 #: Reasons for holding back. ``ask`` means: prose for an agent, to be looked at.
 PROTECTED, ASK, CONFLICT, SPECIAL = "protected", "ask", "conflict", "special"
 LINK_OUTSIDE, LINK_PROTECTED, MOVE, OVERLAY = "link-outside", "link-protected", "move", "overlay"
 GIT_CONFIG, GIT_HOOK, GIT_LINK, GIT_REPOSITORY = "git-config", "git-hook", "git-link", "git-repository"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of a walk over a hostile tree."""
+
+    entries: int = 1_000_000
+    depth: int = 256
+    path: int = 4000  # bytes; the kernel takes 4095 in one call, temporary names need some room
+    seconds: float = 120.0
 
 
 class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):

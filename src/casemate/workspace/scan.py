@@ -14,11 +14,21 @@ import errno
 import os
 import stat
 import time
+from contextlib import suppress
 
 import msgspec
 
-from casemate.sys.files import DIRECTORY, birth_ns, chmod_fd, find_handle, open_beneath, xattrs
+from casemate.sys.files import (
+    DIRECTORY,
+    birth_ns,
+    chmod_fd,
+    descriptor_path,
+    find_handle,
+    open_beneath,
+    xattrs,
+)
 from casemate.workspace.names import join
+from casemate.workspace.report import Limits
 
 __all__ = [
     "DIR",
@@ -28,7 +38,6 @@ __all__ = [
     "WHITEOUT",
     "Change",
     "Changes",
-    "Limits",
     "scan",
 ]
 
@@ -36,13 +45,9 @@ __all__ = [
 FILE, LINK, DIR, WHITEOUT, SPECIAL = "file", "link", "dir", "whiteout", "special"
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a walk over a hostile tree."""
-
-    entries: int = 1_000_000
-    depth: int = 256
-    path: int = 4000  # bytes; the kernel takes 4095 in one call, temporary names need some room
-    seconds: float = 120.0
+# Where the mode of a directory is noted that had to be unlocked. The command could write it, too, and would
+# only have chosen the mode once more.
+_MODE = "user.casemate.mode"
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
@@ -196,6 +201,9 @@ class _Walk:
                 )
             )  # fmt: skip
             self._read(fd, lower_fd, path, source, xwhiteouts=marks.get("opaque") == b"x")
+        except PermissionError:
+            # Only part of what the workspace has there can be seen: not enough to tell what was changed.
+            self._skip(path, "EACCES")
         finally:
             os.close(fd)
             if lower_fd >= 0:
@@ -239,6 +247,8 @@ class _Walk:
         """A descriptor (-1 if it is no directory) and the st_mode (0 if there is nothing)."""
         try:
             fd = open_beneath(self.lower, path, os.O_PATH | os.O_NOFOLLOW)
+        except PermissionError:
+            raise
         except OSError:
             return -1, 0
         mode = os.fstat(fd).st_mode
@@ -273,10 +283,8 @@ class _Walk:
                     status = item.stat(follow_symlinks=False)
                     before = None
                     if lower_fd >= 0:
-                        try:
+                        with suppress(FileNotFoundError, NotADirectoryError):
                             before = os.stat(name, dir_fd=lower_fd, follow_symlinks=False)
-                        except OSError:
-                            before = None
                     kind = _kind(status)
                     if xwhiteouts and kind == FILE and not status.st_size and self._xwhiteout(fd, name):
                         kind = WHITEOUT
@@ -333,23 +341,33 @@ def _open_top(top: int, path: str) -> tuple[int, int, int]:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = open_beneath(top, path, flags)
-        status = os.fstat(fd)
+        mode = unlock(fd)
     except PermissionError:
         # The top is ours; only the command's mode is in the way.
         handle = open_beneath(top, path, DIRECTORY)
         try:
-            status = os.fstat(handle)
-            unlock(handle)
+            mode = unlock(handle)
         finally:
             os.close(handle)
         fd = open_beneath(top, path, flags)
-    return fd, status.st_mode, status.st_mtime_ns
+    return fd, stat.S_IFDIR | mode, os.fstat(fd).st_mtime_ns
 
 
-def unlock(directory: int) -> None:
-    """Let us look into a directory of the top. Without effect on what the command has made of its mode:
-    that has been taken down before, or (of the top itself) is not passed on.
+def unlock(directory: int) -> int:
+    """Let us work in a directory of the top; returns its mode as the command left it, which is noted there
+    in case the step has to be run again.
     """
-    mode = os.fstat(directory).st_mode
-    if mode & 0o500 != 0o500 and os.geteuid() != 0:
-        chmod_fd(directory, stat.S_IMODE(mode) | 0o700)
+    mode = stat.S_IMODE(os.fstat(directory).st_mode)
+    if os.geteuid() == 0:
+        return mode
+    path = descriptor_path(directory)
+    try:
+        noted = int(os.getxattr(path, _MODE), 8) & 0o7777
+    except (OSError, ValueError):
+        noted = None
+    if mode & 0o700 != 0o700:
+        chmod_fd(directory, mode | 0o700)
+        if noted is None:
+            with suppress(OSError):
+                os.setxattr(path, _MODE, b"%o" % mode)
+    return mode if noted is None else noted

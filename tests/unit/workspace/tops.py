@@ -52,6 +52,14 @@ def acting_as(who: str) -> Iterator[None]:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
+def _be_the_user() -> None:
+    """In a new process: give up for good what ``acting_as`` has only laid aside."""
+    os.seteuid(0)
+    os.setgroups([])
+    os.setresgid(1000, 1000, 1000)
+    os.setresuid(1000, 1000, 1000)
+
+
 @contextlib.contextmanager
 def stage_for(who: str, *, near: bool = True) -> Iterator[Stage]:
     """A stage of ``who``; unless ``near``, the top is on another file system (a tmpfs)."""
@@ -136,13 +144,16 @@ class Stage:
     # -- the real thing ------------------------------------------------------------------------------
 
     def run(self, *argv: str, env: dict[str, str] | None = None, check: bool = True) -> str:
-        """Run a command in a real overlay over the workspace, in a private mount namespace (root)."""
+        """Run a command in a real overlay over the workspace, in a private mount namespace: as root, or as
+        the root of a user namespace that knows only the user.
+        """
         if not self.started:
             self.start()
         done = subprocess.run(
-            ["unshare", "-m", "--propagation", "private", "sh", "-c", _MOUNT, "sh",
-             str(self.ws), str(self.upper), str(self.work), str(self.view),
-             "volatile,redirect_dir=on,index=off,metacopy=off", *argv],
+            ["unshare", *(["-Ur"] if self.user else []), "-m", "--propagation", "private", "sh", "-c", _MOUNT,
+             "sh", str(self.ws), str(self.upper), str(self.work), str(self.view),
+             "volatile," + ("userxattr" if self.user else "redirect_dir=on,index=off,metacopy=off"), *argv],
+            preexec_fn=_be_the_user if self.user and os.getuid() == 0 else None,
             env={"PATH": os.environ["PATH"], **(env or {})}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0 or not check, done.stderr + done.stdout
@@ -152,7 +163,7 @@ class Stage:
     @staticmethod
     def clean(directory: Path) -> None:
         """Empty a directory."""
-        subprocess.run(["rm", "-rf", str(directory)], check=True)
+        remove(directory)
         directory.mkdir()
 
     @staticmethod
