@@ -23,7 +23,7 @@ NAMES = ["a", "b", "c", "d", "e", "f"]
 def somewhere(missing=None):
     path = "."
     for _ in range(R.randint(0, 3)):
-        inner = [n for n in os.listdir(path) if os.path.isdir(f"{path}/{n}") and not os.path.islink(f"{path}/{n}")]
+        inner = [n for n in os.listdir(path) if stat.S_ISDIR(os.lstat(f"{path}/{n}").st_mode)]
         if not inner: break
         path += "/" + R.choice(inner)
     return f"{path}/{R.choice(NAMES)}"
@@ -32,7 +32,8 @@ def write(p):
     with open(p, R.choice(["w", "a", "r+"])) as f: f.write("x" * R.randint(0, 50) + str(R.random()))
 def symlink(p): os.symlink(R.choice(NAMES), p)
 def chmod(p):
-    if not os.path.islink(p): os.chmod(p, R.choice([0o755, 0o700, 0o555] if os.path.isdir(p) else [0o600, 0o755]))
+    modes = [0o755, 0o700, 0o555] if os.path.isdir(p) else [0o600, 0o755]
+    if not os.path.islink(p): os.chmod(p, R.choice(modes))
 def remove(p):
     if os.path.isdir(p) and not os.path.islink(p): shutil.rmtree(p)
     else: os.unlink(p)
@@ -44,7 +45,8 @@ def touch(p): os.utime(p, ns=(1, R.randint(1, 10**18)), follow_symlinks=False)
 def swap(p):
     q = somewhere(); os.rename(p, "tmp"); os.rename(q, p); os.rename("tmp", q)
 
-ACTS = [write, write, symlink, chmod, remove, rename, rename, rename, replace, tree, os.mkdir, hardlink, touch, swap]
+ACTS = [write, write, symlink, chmod, remove, rename, rename, rename, replace, tree, os.mkdir, hardlink,
+        touch, swap]
 for _ in range(int(sys.argv[2])):
     try: R.choice(ACTS)(somewhere())
     except OSError: pass

@@ -15,10 +15,13 @@ ENV = {**os.environ, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null
 
 # Pieces of the grammar, so that most texts are nearly right.
 PIECES = st.sampled_from(
-    ["[core]", '[remote "a b"]', '[remote "a\\"b\\\\"]', "[branch.x]", "[a.B]", '[ "x"]', "[core", "[]", "]", "[",
-     "\n", "\n\n", "\r\n", "\t", " ", "  ", "=", " = ", "key", "Key-2", "bare", "k1", "2k", "true", "value", '"',
-     '"q u"', "\\n", "\\t", "\\\\", '\\"', "\\x", "\\\n", "\\", "#", ";", "# c\n", "; c\n", "é", "a b", "\0", "\r",
-     '[submodule "x"] path = y', "url = https://h/p", "-", ".", "x=", '"a#b"', "a;b", "[core]\n\tbare = false\n"]
+    ["[core]", '[remote "a b"]', '[remote "a\\"b\\\\"]', "[branch.x]", "[a.B]", '[ "x"]', "[core", "[]",
+     "]", "[",
+     "\n", "\n\n", "\r\n", "\t", " ", "  ", "=", " = ", "key", "Key-2", "bare", "k1", "2k", "true",
+     "value", '"',
+     '"q u"', "\\n", "\\t", "\\\\", '\\"', "\\x", "\\\n", "\\", "#", ";", "# c\n", "; c\n", "é", "a b",
+     "\0", "\r", '[submodule "x"] path = y', "url = https://h/p", "-", ".", "x=", '"a#b"', "a;b",
+     "[core]\n\tbare = false\n"]
 )  # fmt: skip
 TEXTS = st.lists(PIECES, max_size=14).map("".join)
 
@@ -85,7 +88,7 @@ VALUE = st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs
 def test_what_git_writes_is_understood(
     tmp_path: object, path: str, section: str, sub: str | None, key: str, value: str
 ) -> None:
-    """A setting that git has written itself is always read, and as the same one: nobody is asked for nothing."""
+    """A setting that git has written itself is always read, and as the same one."""
     name = f"{section}.{key}" if sub is None else f"{section}.{sub}.{key}"
     with open(path, "wb"):
         pass
@@ -114,7 +117,15 @@ def test_safe_urls_run_nothing(url: str) -> None:
         helper = url.partition("::")[0] if "::" in url else ""
         assert not (helper and helper.replace("+", "").replace("-", "").replace(".", "").isalnum())
         if "://" in url:
-            assert url.partition("://")[0].lower() in {"https", "http", "ssh", "git", "file", "git+ssh", "ssh+git"}
+            assert url.partition("://")[0].lower() in {
+                "https",
+                "http",
+                "ssh",
+                "git",
+                "file",
+                "git+ssh",
+                "ssh+git",
+            }
 
 
 @pytest.mark.parametrize(
@@ -122,11 +133,14 @@ def test_safe_urls_run_nothing(url: str) -> None:
     ["[core]fsmonitor=x", "[core]hooksPath=x", "[core]sshCommand=x", "[core]editor=x", "[core]pager=x",
      "[core]gitProxy=x", "[core]askPass=x", "[core]attributesFile=x", "[core]excludesFile=/etc/x",
      "[core]alternateRefsCommand=x", "[core]worktree=/etc", "[core]worktree", "[core]sharedRepository=0777",
-     "[core]protectNTFS=false", "[include]path=x", '[includeIf "gitdir:/"]path=x', '[url "ext::x"]insteadOf=https://',
-     "[alias]st=!x", '[filter "x"]clean=x', '[filter "x"]process=x', '[diff "x"]textconv=x', '[diff "x"]command=x',
+     "[core]protectNTFS=false", "[include]path=x", '[includeIf "gitdir:/"]path=x',
+     '[url "ext::x"]insteadOf=https://',
+     "[alias]st=!x", '[filter "x"]clean=x', '[filter "x"]process=x', '[diff "x"]textconv=x',
+     '[diff "x"]command=x',
      '[merge "x"]driver=x', "[diff]external=x", "[credential]helper=!x", '[credential "https://h"]helper=x',
      "[gpg]program=x", '[gpg "ssh"]program=x', "[gpg]format=ssh", "[user]signingkey=x", "[commit]gpgsign",
-     "[sequence]editor=x", "[uploadpack]packObjectsHook=x", '[remote "o"]uploadpack=x', '[remote "o"]receivepack=x',
+     "[sequence]editor=x", "[uploadpack]packObjectsHook=x", '[remote "o"]uploadpack=x',
+     '[remote "o"]receivepack=x',
      '[remote "o"]vcs=x', '[remote "o"]proxy=x', '[remote "o"]url=ext::sh -c x', '[remote "o"]url=-x',
      '[remote "o"]push=+refs/heads/a:refs/heads/main', '[remote "o"]mirror=true', '[remote "-o"]url=https://h/',
      '[remote "../../x"]url=https://h/', '[branch "m"]remote=ext::sh', '[branch "m"]remote=foo://x',

@@ -14,7 +14,9 @@ PROTECTED = Protected()
 LITERAL = sorted(
     name for names in TABLE.values() for name in names.split() if "*" not in name and "/" not in name
 )
-IGNORED = st.sampled_from("\u200b\u200c\u200d\u200e\u202a\u202e\u206a\ufeff\u00ad\u2060\ufe0f\u180b\U000e0001")
+IGNORED = st.sampled_from(
+    "\u200b\u200c\u200d\u200e\u202a\u202e\u206a\ufeff\u00ad\u2060\ufe0f\u180b\U000e0001"
+)
 DIRECTORY = st.sampled_from(["", "a", "a/b", "src/deep/er", "node_modules/x"])
 
 

@@ -92,7 +92,7 @@ class _Reader:
             return name
         while character in " \t":
             character = self._next()
-        if character != '"' or self.text[self.at - 2] not in ' \t':
+        if character != '"' or self.text[self.at - 2] not in " \t":
             raise Unsure("an odd section header")
         return f"{name}.{self._subsection()}"
 
@@ -162,8 +162,11 @@ _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 def _word(value: str) -> bool:
     """A switch, number or word of git's own: nothing that could be a command, a path out or an option."""
-    return len(value) <= 200 and _WORD.issuperset(value) and value[:1] not in ("-", "/", "!") and (
-        ".." not in value
+    return (
+        len(value) <= 200
+        and _WORD.issuperset(value)
+        and value[:1] not in ("-", "/", "!")
+        and (".." not in value)
     )
 
 

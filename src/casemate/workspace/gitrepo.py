@@ -13,12 +13,13 @@ workspace. What is unknown inside a ``.git`` is held back.
 from __future__ import annotations
 
 import os
+import stat
 
 import msgspec
 
 from casemate.workspace import gitconfig, gitfiles
 from casemate.workspace.merged import read_file
-from casemate.workspace.names import join, prefixes
+from casemate.workspace.names import join, prefixes, printable
 from casemate.workspace.protected import GIT, fold
 from casemate.workspace.report import (
     GIT_CONFIG,
@@ -68,8 +69,8 @@ class GitJudge:
         self._marks: dict[str, set[str]] = {}
         for change in merged.index.values():
             directory, _, name = change.path.rpartition("/")
-            if len(name) < 12 and (name.lower() in _MARKS or not name.isascii()):
-                self._marks.setdefault(directory, set()).add(fold(name))
+            if (name[0] in "HhOoRrCc" or name[0] > "~") and (folded := fold(name)) in _MARKS:
+                self._marks.setdefault(directory, set()).add(folded)
         self._repositories: dict[str, bool] = {}
         self._sound: dict[str, Held | None] = {}
 
@@ -124,10 +125,10 @@ class GitJudge:
                 if self.merged.lower_mode(join(place, name)):
                     data = read_file(self.merged.lower, join(place, name), gitconfig.LONGEST)
                     if data is None or self._unsafe_keys(data, path) != []:
-                        return Held(path, GIT_REPOSITORY, f"would become one, with the {name} that is there")
+                        return _held(path, GIT_REPOSITORY, f"would become one, with the {name} that is there")
             for name in gitfiles.ACTIVE:
                 if self.merged.lower_mode(join(place, name)):
-                    return Held(path, GIT_REPOSITORY, f"would become one, with the {name} that is there")
+                    return _held(path, GIT_REPOSITORY, f"would become one, with the {name} that is there")
         return None
 
     # -- directories ---------------------------------------------------------------------------------
@@ -138,16 +139,16 @@ class GitJudge:
         hides = change is not None and change.hides
         if self.is_repository(path) and (gitfiles.nested(inner) or place.inner):
             if hides or not gitfiles.nested(inner):
-                return Held(path, GIT_REPOSITORY, "a repository in the place of a part of another one")
+                return _held(path, GIT_REPOSITORY, "a repository in the place of a part of another one")
             return self.repository(path, strict=place.strict)
         if gitfiles.is_directory(inner) or (gitfiles.nested(inner) and place.strict):
             if self.protected.match(join(place.root, place.inner) if place.inner else place.root, name):
-                return Held(path, GIT_REPOSITORY, f"{inner}: not a known part of a repository")
+                return _held(path, GIT_REPOSITORY, f"{inner}: not a known part of a repository")
             if hides and not gitfiles.may_vanish(inner, True, place.worktree):
-                return Held(path, GIT_REPOSITORY, f"replaces {inner} of a repository")
+                return _held(path, GIT_REPOSITORY, f"replaces {inner} of a repository")
             return Place(place.root, inner, place.strict, place.worktree)
         if place.strict or fold(name) in gitfiles.SPECIAL:
-            return Held(path, GIT_REPOSITORY, f"{inner}: not a known part of a repository")
+            return _held(path, GIT_REPOSITORY, f"{inner}: not a known part of a repository")
         return None
 
     # -- entries -------------------------------------------------------------------------------------
@@ -291,20 +292,55 @@ class GitJudge:
             return True
         if not place.strict and gitfiles.classify(inner) is None and not gitfiles.is_directory(inner):
             return False
-        return Held(path, PROTECTED, f"{GIT}: would delete {inner}")
+        return _held(path, PROTECTED, f"{GIT}: would delete {inner}")
 
     # -- what the host's own configuration runs --------------------------------------------------------
 
-    def host_references(self) -> Iterator[str]:
-        """Paths in the workspace that its own git configuration runs or reads: as good as hooks."""
-        data = read_file(self.merged.lower, ".git/config", gitconfig.LONGEST)
-        for item in (self._unsafe_keys(data, ".git") or ()) if data is not None else ():
+    def host_references(self, directory: str) -> Iterator[str]:
+        """Paths that the host's own configuration of the repository at ``directory`` (if it is one) runs or
+        reads: hooks, filters, included files. They are as good as hooks.
+        """
+        data = self._host_configuration(directory)
+        for item in (self._unsafe_keys(data, join(directory, ".git")) or ()) if data is not None else ():
             for word in (item.value or "").replace('"', " ").replace("'", " ").lstrip("!").split():
-                base = ".git" if item.section.startswith("include") else ""
+                # An included file is relative to the configuration, everything else to the work tree.
+                base = join(directory, ".git") if item.section.startswith("include") else directory
                 found = self._resolve(base, word)
                 if found and self.merged.lower_mode(found):
                     yield found
 
+    def _host_configuration(self, directory: str) -> bytes | None:
+        link = join(directory, ".git")
+        mode = self.merged.lower_mode(link)
+        if not mode:
+            return None
+        if mode & 0o170000 == 0o040000:
+            return read_file(self.merged.lower, f"{link}/config", gitconfig.LONGEST)
+        # A worktree or submodule, perhaps of a repository around the workspace. Only the host, or a judged
+        # change, can have written the file, so where it leads may be followed.
+        text = os.fsdecode(read_file(self.merged.lower, link, _SHORT) or b"").removeprefix("gitdir: ")
+        git = os.path.join(self.workspace, directory, text.rstrip("\n"))
+        common = os.path.join(git, os.fsdecode(_host_file(f"{git}/commondir") or b".").rstrip("\n"))
+        return _host_file(f"{common}/config")
+
+
+def _host_file(path: str) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError):
+        return None
+    try:
+        return os.read(fd, gitconfig.LONGEST) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
 
 def _no(change: Change, reason: str, detail: str) -> Verdict:
-    return Verdict(Held(change.path, reason, detail))
+    return Verdict(_held(change.path, reason, detail))
+
+
+def _held(path: str, reason: str, detail: str) -> Held:
+    """The detail may quote the command's own names and keys."""
+    return Held(path, reason, printable(detail))

@@ -40,12 +40,16 @@ class Judge:
         self.protected = Protected(options.protect, ci=options.ci)
         self.links = Links(merged, self.protected, workspace, options.readable_roots)
         self.git = GitJudge(merged, self.protected, workspace, options.git_path)
-        for path in self.git.host_references():
-            self.protected.add_path(path)
 
     def root(self) -> Context:
         """The context of the workspace itself."""
+        self._learn("")
         return self._repository(ORDINARY, "")
+
+    def _learn(self, directory: str) -> None:
+        """Protect what the host's own git configuration there makes git run."""
+        for path in self.git.host_references(directory):
+            self.protected.add_path(path)
 
     @staticmethod
     def holding(held: Held) -> Context:
@@ -68,6 +72,8 @@ class Judge:
             if rule.kind == GIT and name == ".git":
                 return self._dot_git(path, change)
             return Context(held=_protected(path, rule))
+        if change is not None and change.source is not None:
+            self._learn(change.source)
         return self._repository(ORDINARY, path, change)
 
     def _dot_git(self, path: str, change: Change | None) -> Context:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
-from casemate.sys.files import birth_ns, open_beneath
+from casemate.sys.files import birth_ns, open_beneath, xattrs
 from casemate.workspace.adopt import Adopter
 from casemate.workspace.content import copy, same, write_all
 from casemate.workspace.merged import open_content, read_link
@@ -45,11 +46,11 @@ class Maker:
 
     def __init__(
         self, top: int, target: Target, merged: Merged, remover: Remover, contexts: dict[str, Context],
-        tally: Tally, started_ns: int, resumed: bool,
+        tally: Tally, started_ns: int, resumed: bool, prefix: str,
     ) -> None:  # fmt: skip
         self.top, self.target, self.merged, self.remover = top, target, merged, remover
         self.contexts, self.tally = contexts, tally
-        self.started, self.resumed = started_ns, resumed
+        self.started, self.resumed, self.prefix = started_ns, resumed, prefix
         self.adopter = Adopter(top, target, merged)
         # Directories that take the place of what is on the host.
         self.replacing: set[str] = set()
@@ -195,6 +196,8 @@ class Maker:
         source = open_content(self.top, change.path)
         try:
             status = os.fstat(source)
+            if status.st_size and not status.st_blocks and "metacopy" in xattrs(source, self.prefix):
+                raise OSError(errno.ENODATA, "the top has the file's attributes, but not its content")
             size = status.st_size if content is None else len(content)
             before = self._clear(change)
             if before is not None and os.path.samestat(before, status):
@@ -230,7 +233,8 @@ class Maker:
         """
         if not stat.S_ISREG(before.st_mode) or before.st_size != size:
             return False
-        if before.st_mtime_ns != change.mtime_ns:
+        # After an interrupted try the time need not be the command's: not every file system can hold it.
+        if before.st_mtime_ns != change.mtime_ns and not self.resumed:
             return False
         try:
             fd = self.target.read(change.path)

@@ -18,7 +18,7 @@ from casemate.workspace.judge import Judge
 from casemate.workspace.make import Maker, born_ns
 from casemate.workspace.merged import Merged, open_content, read_link
 from casemate.workspace.moves import Mover, judge_move
-from casemate.workspace.names import prefixes
+from casemate.workspace.names import prefixes, printable
 from casemate.workspace.remove import Remover
 from casemate.workspace.report import (
     CONFLICT,
@@ -37,12 +37,18 @@ if TYPE_CHECKING:
 
 __all__ = ["TOO_MUCH", "Step"]
 
+_LATEST = (1 << 63) - 1  # ns; a command can set times that no other file system can hold
 _APPLIED = "trusted.casemate.applied"
 #: The one failure that stands for all changes.
 TOO_MUCH = "more changes than can be looked at in the time and number allowed: nothing was applied"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # no further write can succeed
 _STORED = {FILE: keeping.FILE_ENTRY, LINK: keeping.LINK_ENTRY, DIR: keeping.DIRECTORY_ENTRY,
            WHITEOUT: keeping.DELETE}  # fmt: skip
+
+
+def _plain(detail: str) -> str:
+    """A detail that can be written as text."""
+    return detail if detail.isprintable() else printable(detail)
 
 
 def _was_applied(top: int) -> bool:
@@ -73,9 +79,7 @@ class Step:
         )  # fmt: skip
         self.merged = Merged(top, root, self.changes)
         self.judge = Judge(self.merged, workspace, options)
-        self.store = (
-            None if options.hold_dir is None else keeping.Store(options.hold_dir, options.hold_bytes)
-        )
+        self.store = None if options.hold_dir is None else keeping.Store(options.hold_dir, options.hold_bytes)
         self.target = Target(root, options.hold_dir, self.started)
         self.remover = Remover(
             self.target, self.judge, self.started, resumed=self.resumed,
@@ -83,8 +87,9 @@ class Step:
         )  # fmt: skip
         self.contexts: dict[str, Context] = {"": self.judge.root()}
         self.maker = Maker(
-            top, self.target, self.merged, self.remover, self.contexts, tally, self.started, self.resumed
-        )
+            top, self.target, self.merged, self.remover, self.contexts, tally, self.started, self.resumed,
+            options.xattrs,
+        )  # fmt: skip
         # What passes: directories and files in order; deletions.
         self.makes: list[tuple[Change, Verdict]] = []
         self.deletes: list[Change] = []
@@ -162,9 +167,7 @@ class Step:
         context = self.judge.enter(above, change.path, change)
         moved = change.moved
         if moved and context.held is None:
-            held = judge_move(
-                self.judge, change, context, self.changes.hidden, self.options.limits.entries
-            )
+            held = judge_move(self.judge, change, context, self.changes.hidden, self.options.limits.entries)
             if held is not None:
                 context = self.judge.holding(held)
         self.contexts[change.path] = context
@@ -203,9 +206,9 @@ class Step:
             item = keeping.Item(
                 path=os.fsencode(change.path),
                 kind=keeping.MOVE_ENTRY if change.moved else _STORED[change.kind],
-                reason=held.reason, detail=held.detail, unit=os.fsencode(held.path),
+                reason=held.reason, detail=_plain(held.detail), unit=os.fsencode(held.path),
                 mode=change.mode & 0o777, size=change.size if change.kind == FILE else 0,
-                mtime_ns=change.mtime_ns, since_ns=since, to=to,
+                mtime_ns=max(-_LATEST, min(change.mtime_ns, _LATEST)), since_ns=since, to=to,
             )  # fmt: skip
             blocks = os.fstat(source).st_blocks if source >= 0 else 0
             self.store.keep(item, source if source >= 0 else None, blocks)
@@ -224,7 +227,7 @@ class Step:
             return
         path = os.fsencode(held.path)
         item = keeping.Item(
-            path=path, kind=keeping.DELETE, reason=held.reason, detail=held.detail, unit=path,
+            path=path, kind=keeping.DELETE, reason=held.reason, detail=_plain(held.detail), unit=path,
             since_ns=time.time_ns() if held.reason == CONFLICT else self.started,
         )  # fmt: skip
         self.store.keep(item)

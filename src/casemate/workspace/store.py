@@ -63,7 +63,7 @@ class Store:
         self.directory, self.limit = directory, limit
         self._encoder = msgspec.json.Encoder()
         self._known = {(item.path, item.kind): item for item in read_manifest(directory)}
-        self._used = sum(item.size for item in self._known.values())
+        self._used = sum(self._room(item.content) for item in self._known.values() if item.content)
         self._number = 0
         self._lines: list[bytes] = []
         self._superseded: list[str] = []
@@ -84,15 +84,24 @@ class Store:
             raise Full
         name = ""
         if source is not None or content is not None:
-            if self._used + item.size > self.limit:
+            # What it takes, not what it says: a sparse file is small.
+            room = min(item.size, blocks * 512) if content is None else len(content)
+            if self._used + room > self.limit:
                 raise Full
             name = self._write(source, item.size, blocks, content)
-            self._used += item.size
+            self._used += room
         kept = msgspec.structs.replace(item, content=name, shown=printable(os.fsdecode(item.path)))
         self._lines.append(self._encoder.encode(kept))
         self._known[kept.path, kept.kind] = kept
         if known is not None and known.content:
             self._superseded.append(known.content)
+
+    def _room(self, name: str) -> int:
+        try:
+            status = os.stat(name, dir_fd=self.directory, follow_symlinks=False)
+        except OSError:
+            return 0
+        return min(status.st_size, status.st_blocks * 512)
 
     def _write(self, source: int | None, size: int, blocks: int, content: bytes | None) -> str:
         while True:

@@ -214,7 +214,8 @@ class Target:
         fd = open_beneath(self.root, path, DIRECTORY)
         try:
             if os.path.samestat(os.fstat(fd), status):
-                chmod_fd(fd, mode & 0o777)
+                # The host's own setgid or sticky bit stays; the command's never comes.
+                chmod_fd(fd, (mode & 0o777) | (stat.S_IMODE(status.st_mode) & 0o7000))
                 if mtime_ns is not None:
                     os.utime(descriptor_path(fd), ns=(mtime_ns, mtime_ns))
         finally:

@@ -37,7 +37,14 @@ def test_a_real_overlay(stage: Stage) -> None:
     assert stage.text("link") == "2\n"
     assert stage.text("new/er/file") == "n\n"
     assert dict(paths(report))["away"] == "renamed"
-    assert report.counts == {"modified": 2, "deleted": 1, "mode": 1, "replaced": 3, "renamed": 1, "created": 5}
+    assert report.counts == {
+        "modified": 2,
+        "deleted": 1,
+        "mode": 1,
+        "replaced": 3,
+        "renamed": 1,
+        "created": 5,
+    }
 
 
 def test_nothing_to_do(any_stage: Stage) -> None:
@@ -86,7 +93,7 @@ def test_same_size_and_time_but_other_content(any_stage: Stage) -> None:
 
 
 def test_held_is_kept_and_told(any_stage: Stage) -> None:
-    """Protected files are not applied but kept with their content; prose for agents is marked as a question."""
+    """Protected files are kept with their content; prose for agents is marked as a question."""
     any_stage.start()
     any_stage.put(".vscode/tasks.json", "tasks")
     any_stage.put("sub/.envrc", "run me", 0o755)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.root  # a real overlay
 
 ENV = {
-    "GIT_AUTHOR_NAME": "n", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "n", "GIT_COMMITTER_EMAIL": "a@b",
+    "GIT_AUTHOR_NAME": "n", "GIT_AUTHOR_EMAIL": "a@b",
+    "GIT_COMMITTER_NAME": "n", "GIT_COMMITTER_EMAIL": "a@b",
     "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_CONFIG_COUNT": "2",
     "GIT_CONFIG_KEY_0": "protocol.file.allow", "GIT_CONFIG_VALUE_0": "always",
     "GIT_CONFIG_KEY_1": "init.defaultBranch", "GIT_CONFIG_VALUE_1": "main", "HOME": "/nonexistent",
@@ -35,7 +36,8 @@ class Repository:
     def host(self, *argv: str, cwd: str = "") -> str:
         """git on the host."""
         done = subprocess.run(
-            ["git", *argv], cwd=self.stage.ws / cwd, env={**os.environ, **ENV}, capture_output=True, text=True,
+            ["git", *argv], cwd=self.stage.ws / cwd, env={**os.environ, **ENV}, capture_output=True,
+             text=True,
             check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -82,7 +84,8 @@ def test_init_add_commit(stage: Stage) -> None:
 def test_commit_on_the_hosts_repository(repo: Repository) -> None:
     """Commits, branches, tags and stashes land in the repository that the host had."""
     report = repo.sandbox(
-        "echo 3 >file; git commit -qam three; git tag -m t v1; git switch -qc topic; echo 4 >file; git stash -q"
+        "echo 3 >file; git commit -qam three; git tag -m t v1; git switch -qc topic; echo 4 >file; "
+        "git stash -q"
     )
     assert held(report) == {}
     assert repo.host("log", "--format=%s", "-1") == "three"
@@ -129,8 +132,10 @@ def test_clone(repo: Repository) -> None:
 def test_rebase_merge_and_cleanup(repo: Repository) -> None:
     """Rebases, merges, gc and deleted branches leave nothing behind that was held."""
     report = repo.sandbox(
-        "git switch -qc topic; echo t >t; git add t; git commit -qm t; git switch -q main; echo m >m; git add m;"
-        "git commit -qm m; git rebase -q main topic; git switch -q main; git merge -q --no-ff topic -m merged;"
+        "git switch -qc topic; echo t >t; git add t; git commit -qm t; git switch -q main; echo m >m; "
+        "git add m;"
+        "git commit -qm m; git rebase -q main topic; git switch -q main; "
+        "git merge -q --no-ff topic -m merged;"
         "git branch -qd topic; git gc -q"
     )
     assert held(report) == {}
@@ -142,7 +147,8 @@ def test_rebase_merge_and_cleanup(repo: Repository) -> None:
 def test_rebase_that_stopped(repo: Repository) -> None:
     """A rebase that waits for a person can be continued on the host; one that would run a command is held."""
     report = repo.sandbox(
-        "git switch -qc topic HEAD~1; echo t >file; git commit -qam t; echo u >u; git add u; git commit -qm u;"
+        "git switch -qc topic HEAD~1; echo t >file; git commit -qam t; echo u >u; git add u; "
+        "git commit -qm u;"
         "git rebase -q main || true"
     )
     assert held(report) == {}
@@ -161,7 +167,8 @@ def test_rebase_that_stopped(repo: Repository) -> None:
 def test_cherry_pick_and_am_that_stopped(repo: Repository) -> None:
     """The state of a stopped cherry-pick and of a stopped am passes."""
     report = repo.sandbox(
-        "git switch -qc topic HEAD~1; echo t >file; git commit -qam t; echo v >v; git add v; git commit -qm v;"
+        "git switch -qc topic HEAD~1; echo t >file; git commit -qam t; echo v >v; git add v; "
+        "git commit -qm v;"
         "git format-patch -q -2 --stdout >p.mbox; git switch -q main; git cherry-pick topic~1 topic || true"
     )
     assert held(report) == {}
@@ -198,7 +205,8 @@ def test_a_hook_does_not_pass(repo: Repository) -> None:
     """A hook, a hooks path and a filter are held back; the commit beside them passes."""
     report = repo.sandbox(
         "printf '#!/bin/sh\\ntouch /tmp/pwn\\n' >.git/hooks/post-commit; chmod +x .git/hooks/post-commit;"
-        "git -c core.hooksPath=/dev/null commit -q --allow-empty -m three; git config core.fsmonitor 'touch /tmp/x'"
+        "git -c core.hooksPath=/dev/null commit -q --allow-empty -m three; "
+        "git config core.fsmonitor 'touch /tmp/x'"
     )
     assert held(report) == {".git/hooks/post-commit": "git-hook", ".git/config": "git-config"}
     assert repo.host("log", "--format=%s", "-1") == "three"
@@ -222,6 +230,8 @@ def test_what_the_hosts_configuration_runs_is_protected(repo: Repository) -> Non
     repo.stage.lower(tools__hooks__pre_commit="#!/bin/sh\n", scripts__clean="cat\n", scripts__other="1\n")
     repo.host("config", "core.hooksPath", "tools/hooks")
     repo.host("config", "filter.x.clean", "scripts/clean %f")
-    report = repo.sandbox("for f in tools/hooks/pre_commit scripts/clean; do echo evil >$f; done; echo fine >scripts/other")
+    report = repo.sandbox(
+        "for f in tools/hooks/pre_commit scripts/clean; do echo evil >$f; done; echo fine >scripts/other"
+    )
     assert held(report) == {"tools/hooks": "protected", "scripts/clean": "protected"}
     assert repo.stage.text("scripts/other") == "fine\n"

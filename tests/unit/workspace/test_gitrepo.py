@@ -10,7 +10,12 @@ import pytest
 from tests.unit.workspace.tops import Stage, held
 
 HEAD = "ref: refs/heads/main\n"
-EVIL = '[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tworktree = .\n\tfsmonitor = "touch {pwned}; false"\n'
+EVIL = """[core]
+	repositoryformatversion = 0
+	bare = false
+	worktree = .
+	fsmonitor = "touch {pwned}; false"
+"""
 GOOD = "[core]\n\trepositoryformatversion = 0\n\tbare = false\n"
 
 
@@ -185,7 +190,7 @@ def test_dot_git_holds_what_it_does_not_know(any_stage: Stage) -> None:
     [
         ("HEAD", "ref: refs/heads/topic/x\n", "ref: refs/heads/../../../x\n"),
         ("HEAD", "0" * 40 + "\n", "../../x\n"),
-        ("rebase-merge/git-rebase-todo", "pick 12 a\n# exec is a comment\nfixup -C 12\n", "pick 1\nexec touch /x\n"),
+        ("rebase-merge/git-rebase-todo", "pick 12 a\n# exec x\nfixup -C 12\n", "pick 1\nexec touch /x\n"),
         ("rebase-merge/git-rebase-todo", "update-ref refs/heads/x\n", "x touch /x\n"),
         ("rebase-merge/author-script", "GIT_AUTHOR_NAME='A'\\''B'\n", "GIT_AUTHOR_NAME='A';touch /x;'B'\n"),
         ("rebase-merge/strategy", "ort\n", "evil\n"),
@@ -230,6 +235,36 @@ def test_gitmodules(any_stage: Stage) -> None:
     report = any_stage.apply()
     assert held(report) == {"b/.gitmodules": "git-config", "c/.gitmodules": "git-config",
                             "d/.gitmodules": "protected"}  # fmt: skip
+
+
+def test_a_nested_repository_of_the_host(any_stage: Stage) -> None:
+    """The same for a repository in a subdirectory, and for a worktree whose repository is around the
+    workspace.
+    """
+    config = "[core]\n\thooksPath = tools\n"
+    any_stage.lower(
+        **{"sub__.git__HEAD": HEAD, "sub__.git__config": config, "sub__tools__x": "1", "tools__x": "1"}
+    )
+    outer = any_stage.base / "outer.git"
+    (outer / "worktrees/w").mkdir(parents=True)
+    (outer / "config").write_text("[core]\n\thooksPath = githooks\n")
+    (outer / "worktrees/w/commondir").write_text("../..\n")
+    (any_stage.ws / ".git").write_text(f"gitdir: {outer}/worktrees/w\n")
+    any_stage.lower(githooks__pre_commit="1")
+    any_stage.start()
+    for path in ("sub/tools/x", "tools/x", "githooks/pre_commit"):
+        any_stage.put(path, "2")
+    assert held(any_stage.apply()) == {"sub/tools": "protected", "githooks": "protected"}
+    assert any_stage.text("tools/x") == "2"
+
+
+@pytest.mark.parametrize("spelling", ["head", "HEAD.", "h\u200cead", "HEAD::$DATA"])
+def test_other_spellings_of_the_marks(any_stage: Stage, spelling: str) -> None:
+    """What is a repository on a file system that folds names is judged as one."""
+    any_stage.start()
+    any_stage.put(f"x/{spelling}", HEAD)
+    bare(any_stage, "x", "objects", "refs", config=evil(any_stage))
+    assert held(any_stage.apply())["x/config"] == "git-config"
 
 
 @pytest.mark.parametrize("key", ["core.hooksPath", "filter.x.smudge", "include.path"])

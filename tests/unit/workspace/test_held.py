@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+from typing import TYPE_CHECKING
 
 import pytest
 
 from casemate.errors import WorkspaceError
 from casemate.workspace.held import discard, take, units
-from casemate.workspace.report import ApplyReport
 from tests.unit.workspace.tops import Stage, held, write
+
+if TYPE_CHECKING:
+    from casemate.workspace.report import ApplyReport
 
 
 def hold(stage: Stage) -> int:
@@ -57,7 +60,8 @@ def full(any_stage: Stage) -> Stage:
 def test_listing(full: Stage) -> None:
     """Units are what a person decides about: an entry, or a directory as a whole."""
     assert listed(full) == {
-        ".vscode": ("dir", "protected", 3), "p/.envrc": ("file", "protected", 1), "out": ("link", "link-outside", 1),
+        ".vscode": ("dir", "protected", 3), "p/.envrc": ("file", "protected", 1),
+        "out": ("link", "link-outside", 1),
         "q/.vscode": ("delete", "protected", 1), "conflict": ("file", "conflict", 1),
     }  # fmt: skip
 
@@ -88,7 +92,7 @@ def test_taking_all(full: Stage) -> None:
 
 
 def test_the_host_still_wins(full: Stage) -> None:
-    """What the host changed after it was held back is not overwritten or deleted, unless that is asked for."""
+    """What the host changed since is not overwritten or deleted, unless that is asked for."""
     for path in ("p/.envrc", "conflict", "q/.vscode/a"):
         write(full.ws / path, "host again")
     report = took(full)

@@ -11,10 +11,13 @@ from casemate.workspace.protected import Protected
     "path",
     [".bashrc", "deep/er/.zshrc", ".git", "x/.git/hooks/pre-commit", ".gitmodules", ".envrc", ".envrc.local",
      ".mcp.json", ".vscode/tasks.json", ".idea", ".devcontainer", ".devcontainer.json", "a/x.code-workspace",
-     ".husky/pre-commit", ".pre-commit-config.yaml", ".claude/settings.json", ".codex", ".cursor/rules", ".gemini",
-     "casemate.toml", "sub/casemate.toml", ".casemate", ".casemate-apply.tmp", ".npmrc", ".yarnrc", ".yarnrc.yml",
+     ".husky/pre-commit", ".pre-commit-config.yaml", ".claude/settings.json", ".codex", ".cursor/rules",
+     ".gemini",
+     "casemate.toml", "sub/casemate.toml", ".casemate", ".casemate-apply.tmp", ".npmrc", ".yarnrc",
+     ".yarnrc.yml",
      ".pnpmfile.cjs", "pip.conf", ".pypirc", ".cargo/config", "x/.cargo/config.toml", "bunfig.toml",
-     ".github/workflows/ci.yml", ".gitlab-ci.yml", ".circleci/config.yml", "Jenkinsfile", "azure-pipelines.yml",
+     ".github/workflows/ci.yml", ".gitlab-ci.yml", ".circleci/config.yml", "Jenkinsfile",
+     "azure-pipelines.yml",
      ".gitconfig", ".ripgreprc", ".yarn/plugins/x.cjs", "GIT~1", ".hg/hgrc"],
 )  # fmt: skip
 def test_protected(path: str) -> None:
@@ -26,7 +29,8 @@ def test_protected(path: str) -> None:
     "path",
     ["README.md", "src/main.py", "Makefile", "package.json", ".gitignore", ".gitattributes", "setup.cfg",
      ".github/ISSUE_TEMPLATE.md", "workflows/ci.yml", "cargo/config.toml", ".env", "git", "x.git/HEAD",
-     "node_modules/p/.github/workflows/ci.yml", ".editorconfig", "vscode/tasks.json", "config", ".eslintrc.js",
+     "node_modules/p/.github/workflows/ci.yml", ".editorconfig", "vscode/tasks.json", "config",
+     ".eslintrc.js",
      "tsconfig.json", "venv/bin/activate", ".python-version", "docs/casemate.md", "casemate.toml.md"],
 )  # fmt: skip
 def test_free(path: str) -> None:
@@ -45,7 +49,15 @@ def test_prose_is_asked_about(path: str) -> None:
 def test_a_policy_adds_names() -> None:
     """Patterns of the policy: by name, with wildcards, by path at any depth, from the root only."""
     protected = Protected(["*.lock", "secrets/", "db/schema.sql", "/deploy", "/a/b?"])
-    for path in ("Cargo.lock", "x/y.LOCK", "secrets/k", "x/secrets/k", "x/db/schema.sql", "deploy/run", "a/bc"):
+    for path in (
+        "Cargo.lock",
+        "x/y.LOCK",
+        "secrets/k",
+        "x/secrets/k",
+        "x/db/schema.sql",
+        "deploy/run",
+        "a/bc",
+    ):
         rule = protected.judge(path)
         assert rule is not None, path
         assert rule.kind == "policy"

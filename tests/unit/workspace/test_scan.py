@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,8 @@ def test_every_kind_of_change(stage: Stage) -> None:
     os.symlink("mod", stage.ws / "link")
     stage.sh(
         "echo 2 >mod; rm gone; chmod 700 mode; : >>opened; rm -r dir; echo f >dir; rm todir; mkdir todir;"
-        "mv moved away; rm -r opaque; mkdir opaque; ln -sf mode link; mkdir new; echo n >new/file; chmod 700 away"
+        "mv moved away; rm -r opaque; mkdir opaque; ln -sf mode link; mkdir new; echo n >new/file; "
+        "chmod 700 away"
     )
     told = {path: what for what, path in changes(stage).summary()}
     assert told == {
@@ -49,7 +51,7 @@ def test_an_empty_top_is_nothing(stage: Stage) -> None:
 
 
 def test_parents_come_first_and_siblings_together(stage: Stage) -> None:
-    """A directory precedes its entries, and the entries of a directory that are no directories are one run."""
+    """A directory precedes its entries; those that are no directories stand together."""
     for name in ("a/b/x", "a/y", "a/b/z", "c/x", "top", "a/w"):
         stage.put(name)
     order = [entry.path for entry in changes(stage).entries]
@@ -57,7 +59,7 @@ def test_parents_come_first_and_siblings_together(stage: Stage) -> None:
         above = path.rpartition("/")[0]
         assert not above or order.index(above) < order.index(path)
     files = [path.rpartition("/")[0] for path in order if path.rpartition("/")[2] in "wxyz"]
-    assert len([1 for one, two in zip(files, files[1:], strict=False) if one != two]) == len(set(files)) - 1
+    assert len([1 for one, two in itertools.pairwise(files) if one != two]) == len(set(files)) - 1
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,9 @@ def _be_the_user() -> None:
 
 
 @contextlib.contextmanager
-def stage_for(who: str, *, near: bool = True) -> Iterator[Stage]:
+def stage_for(who: str, *, near: bool = True, where: str = "/var/tmp") -> Iterator[Stage]:
     """A stage of ``who``; unless ``near``, the top is on another file system (a tmpfs)."""
-    places = [Path(tempfile.mkdtemp(dir="/var/tmp", prefix="casemate-stage-"))]
+    places = [Path(tempfile.mkdtemp(dir=where, prefix="casemate-stage-"))]
     if not near:
         places.append(Path(tempfile.mkdtemp(dir="/dev/shm", prefix="casemate-stage-")))
     if who == "user" and os.geteuid() == 0:
