@@ -92,7 +92,7 @@ def check(stage: Stage, seed: int) -> None:
 
 @pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize("who", WHO)
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_workspace_equals_view(seed: int, who: str, near: bool) -> None:
     """Random work in a real overlay, of root or rootless: afterwards the workspace has the same tree, and a
     second step nothing to do.
@@ -110,14 +110,15 @@ def test_workspace_equals_view_at_length(seed: int) -> None:
     test_workspace_equals_view(seed, WHO[seed // 2 % len(WHO)], bool(seed % 2))
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))]
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
 )
 def test_killed_at_any_point_and_run_again(seed: int, near: bool) -> None:
     """However often and wherever the step is killed: run again, it ends where an undisturbed one does."""
     chance = random.Random(seed)
-    with stage_for(WHO[seed % len(WHO)], near=near) as stage:
+    with stage_for("root", near=near) as stage:
         prepare(stage, seed)
         stage.clean(stage.upper)
         stage.started = 0

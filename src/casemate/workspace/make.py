@@ -247,16 +247,19 @@ class Maker:
         if not equal:
             return False
         mode = change.mode & 0o777
-        if before.st_mode & 0o777 == mode:
+        same_mode, same_time = before.st_mode & 0o777 == mode, before.st_mtime_ns == change.mtime_ns
+        # Where the host has chosen another mode since, nothing is lost with ours.
+        if (same_mode and same_time) or self._host_is_newer(change, before):
             return True
-        if self._host_is_newer(change, before):
-            return True  # the host has chosen another mode since, and nothing is lost with ours
-        if before.st_nlink > 1:
-            return False  # by a new file: the other name may lie outside of the workspace
-        self.target.set_mode(change.path, mode, before)
-        self.tally.change("mode", change.path)
-        if mode & 0o111:
-            self.tally.executable(change.path)
+        if before.st_nlink > 1 or not (same_mode or same_time):
+            # By a new file: another name of this one may lie outside of the workspace; and of two changes
+            # a step that is killed would leave one undone.
+            return False
+        self.target.set_attributes(change.path, mode, change.mtime_ns, before)
+        if not same_mode:
+            self.tally.change("mode", change.path)
+            if mode & 0o111:
+                self.tally.executable(change.path)
         return True
 
     def _made(self, change: Change, before: os.stat_result | None) -> None:

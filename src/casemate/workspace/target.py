@@ -229,14 +229,21 @@ class Target:
         self.finish_directory(path, status, mode | 0o700, None)
         return True
 
-    def set_mode(self, path: str, mode: int, before: os.stat_result) -> None:
-        """Change the mode of a file with one name only: a second name may lie outside the workspace."""
+    def set_attributes(self, path: str, mode: int, mtime_ns: int, before: os.stat_result) -> None:
+        """Change the mode or the time of a file in place.
+
+        Preconditions: it has one name only. A second one may lie outside the workspace.
+        """
         directory, _, name = path.rpartition("/")
         fd = open_beneath(self.directory(directory), name, os.O_PATH | os.O_NOFOLLOW)
         try:
-            if identity(os.fstat(fd)) != identity(before):
+            status = os.fstat(fd)
+            if identity(status) != identity(before) or status.st_nlink != 1:
                 raise Changed
-            chmod_fd(fd, mode & 0o777)
+            if stat.S_IMODE(status.st_mode) != mode & 0o777:
+                chmod_fd(fd, mode & 0o777)
+            if status.st_mtime_ns != mtime_ns:
+                os.utime(descriptor_path(fd), ns=(mtime_ns, mtime_ns))
         finally:
             os.close(fd)
 
