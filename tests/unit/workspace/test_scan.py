@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from tests.unit.workspace.tops import Stage
 
 
-def changes(stage: Stage, **more: object) -> Changes:
+def changes(stage: Stage, **more: Any) -> Changes:
     """Scan the stage's top."""
     top = os.open(stage.upper, os.O_RDONLY)
     lower = os.open(stage.ws, os.O_PATH)
     try:
-        return scan(top, lower, prefix=stage.prefix, redirects=not stage.user, **more)  # type: ignore[arg-type]
+        return scan(top, lower, prefix=stage.prefix, redirects=not stage.user, **more)
     finally:
         os.close(top)
         os.close(lower)

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from casemate.workspace.apply import apply, start_time
 from casemate.workspace.report import ApplyOptions, ApplyReport
@@ -171,20 +171,20 @@ class Stage:
         """Run a command without any view."""
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
-    def sh(self, script: str, **how: object) -> str:
+    def sh(self, script: str, **how: Any) -> str:
         """``run`` a shell script."""
-        return self.run("sh", "-ec", script, **how)  # type: ignore[arg-type]
+        return self.run("sh", "-ec", script, **how)
 
-    def options(self, **more: object) -> ApplyOptions:
+    def options(self, **more: Any) -> ApplyOptions:
         """Options that fit this stage."""
-        made: dict[str, object] = {
+        made: dict[str, Any] = {
             "started_ns": self.started or start_time(), "xattrs": self.prefix, "redirects": not self.user,
             "hold_dir": os.open(self.hold, os.O_RDONLY | os.O_DIRECTORY), "readable_roots": ("/usr",),
         }  # fmt: skip
         made.update(more)
-        return ApplyOptions(**made)  # type: ignore[arg-type]
+        return ApplyOptions(**made)
 
-    def apply(self, **more: object) -> ApplyReport:
+    def apply(self, **more: Any) -> ApplyReport:
         """Apply the top to the workspace."""
         top = os.open(self.upper, os.O_RDONLY | os.O_DIRECTORY)
         options = self.options(**more)
