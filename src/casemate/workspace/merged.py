@@ -12,7 +12,7 @@ from casemate.sys.files import open_beneath
 from casemate.workspace.names import join
 from casemate.workspace.scan import DIR, FILE, LINK, SPECIAL, WHITEOUT, Change, Changes
 
-__all__ = ["MISSING", "Merged", "Node"]
+__all__ = ["MISSING", "Merged", "Node", "open_content", "read_file", "read_link"]
 
 _LEAF = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["CI", "GIT", "INSTRUCTIONS", "TABLE", "Protected", "Rule", "fold"]
+__all__ = ["CI", "GIT", "INSTRUCTIONS", "TABLE", "Protected", "Rule", "fold", "wildcard"]
 
 #: Kinds that are treated in a way of their own: judged by content, configurable, asked about.
 GIT, CI, INSTRUCTIONS = "git", "ci", "instructions"

@@ -30,16 +30,7 @@ from casemate.sys.files import (
 from casemate.workspace.names import join
 from casemate.workspace.report import Limits
 
-__all__ = [
-    "DIR",
-    "FILE",
-    "LINK",
-    "SPECIAL",
-    "WHITEOUT",
-    "Change",
-    "Changes",
-    "scan",
-]
+__all__ = ["DIR", "FILE", "LINK", "SPECIAL", "WHITEOUT", "Change", "Changes", "scan", "unlock"]
 
 #: What an entry of the top is. SPECIAL is a FIFO, a socket or a device.
 FILE, LINK, DIR, WHITEOUT, SPECIAL = "file", "link", "dir", "whiteout", "special"
