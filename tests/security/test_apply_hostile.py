@@ -5,13 +5,9 @@ nothing is lost. Each attack stands beside the same act in its harmless form, wh
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -19,7 +15,7 @@ import pytest
 
 from casemate.workspace.names import printable
 from casemate.workspace.report import Limits
-from tests.unit.workspace.tops import WHO, Stage, held, stage_for, write
+from tests.unit.workspace.tops import WHO, Stage, guarded, held, limited, stage_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,38 +26,8 @@ pytestmark = pytest.mark.security
 @pytest.fixture(params=[(who, near) for who in WHO for near in (True, False)], ids=str)
 def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     """Applied by root and by a user; with the top near (renames) and far (copies)."""
-    who, near = request.param
-    with stage_for(who, near=near) as made:
-        before = outside(made)
-        with limited(30):
-            yield made
-        assert outside(made) == before, "something outside of the workspace changed"
-
-
-@contextlib.contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    """Fail if it hangs."""
-
-    def late(*_: object) -> None:
-        raise TimeoutError("the apply step hangs")
-
-    previous = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
-
-
-def outside(stage: Stage) -> list[tuple[object, ...]]:
-    """Everything about the directory beside the workspace that an attack could change."""
-    found: list[tuple[object, ...]] = []
-    for path in (stage.outside, *stage.outside.rglob("*")):
-        status = path.lstat()
-        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        found.append((str(path), status.st_mode, status.st_uid, status.st_mtime_ns, status.st_ino, content))
-    return sorted(found, key=repr)
+    with guarded(*request.param) as made:
+        yield made
 
 
 # -- links -----------------------------------------------------------------------------------------------
@@ -249,7 +215,7 @@ def test_attributes_do_not_arrive(stage: Stage) -> None:
     assert stage.text("dir/file") == "f"
 
 
-@pytest.mark.skipif("root" not in WHO, reason="gives files away")
+@pytest.mark.root
 def test_owner_is_the_workspaces() -> None:
     """As root, what arrives belongs to the owner of the directory it is in, or of the file it replaces."""
     with stage_for("root", near=False) as far, stage_for("root") as near:
@@ -275,94 +241,6 @@ def test_owner_is_the_workspaces() -> None:
                 "mine/link": 1001,
                 "top": 1000,
             }
-
-
-# -- whiteouts, opaque directories, redirects -------------------------------------------------------------
-
-
-def test_whiteouts_delete_only_what_is_there(stage: Stage) -> None:
-    """A whiteout deletes a file or a tree; one over nothing is nothing, also in a new directory."""
-    stage.lower(f="1", d__a="2", d__b__c="3", stays="4")
-    os.symlink(stage.outside, stage.ws / "d/out")
-    stage.start()
-    for path in ("f", "d", "nothing", "new/nothing"):
-        stage.whiteout(path)
-    report = stage.apply()
-    assert not report.held
-    assert report.counts == {"deleted": 2, "created": 1}
-    assert sorted(os.listdir(stage.ws)) == ["new", "stays"]
-    assert os.listdir(stage.ws / "new") == []
-
-
-def test_deletion_of_protected_names_is_held(stage: Stage) -> None:
-    """Protected names survive the deletion of the tree they are in; the rest of it goes."""
-    stage.lower(**{"p__.git__hooks__pre-commit": "h", "p__.envrc": "e", "p__src__x": "x", "q": "q"})
-    stage.start()
-    stage.whiteout("p")
-    stage.whiteout("q")
-    report = stage.apply()
-    assert held(report) == {"p/.git": "protected", "p/.envrc": "protected"}
-    assert stage.text("p/.git/hooks/pre-commit") == "h"
-    assert not stage.exists("p/src")
-    assert not stage.exists("q")
-
-
-def test_opaque_directory_replaces(stage: Stage) -> None:
-    """An opaque directory hides what was there: that is deleted, except what is protected."""
-    stage.lower(**{"d__old": "1", "d__both": "2", "d__sub__x": "3", "d__.vscode__t": "4", "e__x": "5"})
-    stage.start()
-    stage.mark("d", "opaque", b"y")
-    stage.put("d/both", "new")
-    stage.put("d/sub/y", "y")
-    stage.put("e/y", "merged")
-    report = stage.apply()
-    assert held(report) == {"d/.vscode": "protected"}
-    assert sorted(os.listdir(stage.ws / "d")) == [".vscode", "both", "sub"]
-    assert os.listdir(stage.ws / "d/sub") == ["y"]
-    assert stage.text("d/both") == "new"
-    assert sorted(os.listdir(stage.ws / "e")) == ["x", "y"]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [b"../../outside", b"/../outside", b"/", b"", b".", b"..", b"a\0b", b"/a/../../outside", b"/a//b", b"x/y",
-     b"/" + b"a/" * 1500 + b"b", b"/nowhere", b"nowhere", b"/.git", b"/d", b"d", b"/e/../d", b"\xff\xfe"],
-)  # fmt: skip
-def test_hostile_redirects(stage: Stage, value: bytes) -> None:
-    """No redirect value leads out, loses a file or moves what is protected; the rest is applied."""
-    stage.lower(**{"d__x": "1", "e__y": "2", ".git__HEAD": "ref: refs/heads/main\n"})
-    stage.start()
-    (stage.upper / "new").mkdir()
-    try:
-        os.setxattr(stage.upper / "new", stage.prefix + "redirect", value)
-    except OSError:
-        pytest.fail("the value cannot even be set")
-    stage.put("new/z", "3")
-    stage.put("good", "g")
-    report = stage.apply()
-    assert stage.text("good") == "g"
-    assert stage.text("d/x") == "1"
-    assert stage.text("e/y") == "2"
-    assert stage.text(".git/HEAD") == "ref: refs/heads/main\n"
-    assert not stage.exists("new/x")
-    # Either it is said that it was left, or it is only the new directory that it looks like.
-    assert report.failed or report.held or stage.text("new/z") == "3"
-
-
-@pytest.mark.skipif("root" not in WHO, reason="a user's overlay has no redirects")
-def test_redirect_cycles_and_copies() -> None:
-    """Directories that trade places do; one that would be in two places at once is held."""
-    with stage_for("root") as stage:
-        stage.lower(a__f="A", b__f="B", c__f="C", d__f="D")
-        stage.start()
-        for path, source in (("a", b"/b"), ("b", b"/c"), ("c", b"/a"), ("copy", b"/d")):
-            stage.mark(path, "redirect", source)
-        stage.put("a/g", "with b")
-        report = stage.apply()
-        assert held(report) == {"copy": "move"}
-        assert [stage.text(f"{name}/f") for name in "abcd"] == ["B", "C", "A", "D"]
-        assert stage.text("a/g") == "with b"
-        assert not stage.exists("copy")
 
 
 # -- sizes, names, depth ---------------------------------------------------------------------------------
@@ -561,185 +439,3 @@ def test_attributes_without_content(stage: Stage) -> None:
     assert not report.complete
     assert stage.text("data") == "precious"
     assert stage.text("plain") == "\0" * 8
-
-
-# -- the host at work meanwhile ---------------------------------------------------------------------------
-
-
-def test_host_changes_win(stage: Stage) -> None:
-    """What the host changed, made or moved since the command did is never overwritten or deleted; the
-    command's version is kept.
-    """
-    stage.lower(mod="1", untouched="1", gone="1", gonedir__old="1", gonedir__edited="1", todir="1")
-    stage.lower(precious__p="1", kind__x="1")
-    stage.start()
-    stage.put("mod", "sandbox")
-    stage.put("untouched", "sandbox")
-    stage.put("made", "sandbox")
-    stage.put("madedir/x", "sandbox")
-    stage.put("todir", "sandbox")
-    for path in ("gone", "gonedir", "kind"):
-        stage.whiteout(path)
-    write(stage.ws / "mod", "host")
-    write(stage.ws / "made", "host")
-    write(stage.ws / "madedir", "host")
-    write(stage.ws / "gone", "host")
-    write(stage.ws / "gonedir/edited", "host")
-    os.rename(stage.ws / "precious", stage.ws / "kind/precious")
-    (stage.ws / "todir").unlink()
-    write(stage.ws / "todir/x", "host")
-    report = stage.apply()
-    assert stage.text("untouched") == "sandbox"
-    assert [stage.text(path) for path in ("mod", "made", "madedir", "gone", "gonedir/edited", "todir/x")] == (
-        ["host"] * 6
-    )
-    assert stage.text("kind/precious/p") == "1"
-    assert set(held(report).values()) == {"conflict"}
-    assert {"mod", "made", "madedir", "gone", "todir"} <= set(report.conflicts)
-    assert report.complete
-    kept = {path.read_text() for path in stage.hold.iterdir() if path.name.isdigit()}
-    assert kept == {"sandbox"}
-
-
-SWAPPER = """
-import os, sys, time
-ws, outside = sys.argv[1:3]
-os.chdir(ws)
-print("ready", flush=True)
-while True:
-    try:
-        os.rename("dir", "aside"); os.symlink(outside, "dir"); os.unlink("dir"); os.rename("aside", "dir")
-        os.rename("file", "aside2"); os.symlink(outside + "/secret", "file"); os.unlink("file")
-        os.rename("aside2", "file")
-    except OSError:
-        for aside, name in (("aside", "dir"), ("aside2", "file")):
-            if os.path.lexists(aside):
-                if os.path.islink(name): os.unlink(name)
-                elif os.path.isdir(name) and not os.path.islink(name):
-                    os.rename(name, name + str(time.time_ns()))
-                elif os.path.lexists(name): os.unlink(name)
-                os.rename(aside, name)
-"""
-
-
-@pytest.mark.parametrize("swaps", [True, False])
-def test_swaps_during_the_apply(stage: Stage, swaps: bool) -> None:
-    """A process that swaps a directory and a file for links out, as fast as it can, leads nothing out;
-    without it everything arrives.
-    """
-    stage.lower(file="1", **{f"dir__f{number}": "1" for number in range(40)})
-    before = outside(stage)
-    racer = None
-    if swaps:
-        racer = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", SWAPPER, str(stage.ws), str(stage.outside)],
-            stdout=subprocess.PIPE, user=os.geteuid() if os.geteuid() else None,
-        )  # fmt: skip
-        assert racer.stdout is not None
-        racer.stdout.readline()
-    try:
-        for number in range(30 if swaps else 1):
-            stage.started = 0
-            stage.start()
-            stage.put("file", f"new {number}")
-            for name in range(40):
-                stage.put(f"dir/f{name}", f"new {number}")
-                stage.put(f"dir/sub{name}/x", "n")
-            report = stage.apply(hold_dir=None)
-            if not swaps:
-                assert report.complete
-                assert stage.text("dir/f1") == "new 0"
-                assert stage.text("file") == "new 0"
-    finally:
-        if racer is not None:
-            racer.kill()
-            racer.communicate()
-    assert outside(stage) == before
-
-
-# -- failures in the middle --------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif("root" not in WHO, reason="mounts a small file system")
-def test_full_disk_loses_nothing() -> None:
-    """A workspace that fills up: what did not fit is reported, stays in the top, nothing is deleted; a second
-    try after making room ends the job.
-    """
-    with stage_for("root") as stage:
-        libc = ctypes.CDLL(None, use_errno=True)
-        assert libc.mount(b"tmpfs", os.fsencode(stage.ws), b"tmpfs", 0, b"size=1m") == 0
-        try:
-            stage.lower(old="o" * 1000, ballast=b"b" * 600_000)
-            stage.start()
-            for number in range(10):
-                stage.put(f"f{number}", b"x" * 100_000)
-            stage.whiteout("old")
-            report = stage.apply()
-            assert not report.complete
-            assert report.failed_total >= 6
-            assert "No space" in report.failed[0].error
-            assert stage.exists("old")
-            for name in os.listdir(stage.ws):
-                if name.startswith("f"):
-                    assert (stage.ws / name).stat().st_size == 100_000, "a half-written file is visible"
-            (stage.ws / "ballast").unlink()
-            report = stage.apply(resumed=True)
-            assert report.complete
-            assert not report.held
-            assert sorted(os.listdir(stage.ws)) == [f"f{number}" for number in range(10)]
-        finally:
-            libc.umount2(os.fsencode(stage.ws), 2)
-
-
-def test_denied_in_the_middle() -> None:
-    """A directory of the workspace that we may not write to: its entries fail, the others arrive."""
-    with stage_for("user") as stage:
-        stage.lower(a="1", locked__b="2", z="3")
-        if os.geteuid() != 0 and "root" in WHO:
-            os.seteuid(0)
-            os.chown(stage.ws / "locked", 0, 0)
-            os.seteuid(1000)
-            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
-        else:
-            pytest.skip("needs a directory of somebody else")
-        stage.start()
-        for path in ("a", "locked/b", "z"):
-            stage.put(path, "new")
-        report = stage.apply()
-        assert [failure.path for failure in report.failed] == ["locked/b"]
-        assert not report.complete
-        assert stage.text("a") == stage.text("z") == "new"
-        assert stage.text("locked/b") == "2"
-
-
-def test_killed_in_the_middle(stage: Stage) -> None:
-    """An apply step killed at any point leaves no half-written file, and no temporary name once it is run
-    again; the second run ends the job.
-    """
-    stage.lower(
-        **{f"old{number}": "1" for number in range(20)}, **{f"d__gone{number}": "1" for number in range(20)}
-    )
-    stage.start()
-    big = b"x" * 200_000
-    for number in range(20):
-        stage.put(f"old{number}", big)
-        stage.put(f"new/n{number}", big, 0o755)
-    stage.whiteout("d")
-    for delay in (0.001, 0.002, 0.004, 0.008):
-        pid = os.fork()
-        if pid == 0:
-            with contextlib.suppress(BaseException):
-                stage.apply(resumed=True)
-            os._exit(0)
-        time.sleep(delay)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        for path in stage.ws.rglob("*"):
-            if path.is_file() and path.name.startswith(("old", "new", "n")):
-                assert path.stat().st_size in (1, len(big))
-    report = stage.apply(resumed=True)
-    assert report.complete
-    assert not report.held
-    names = {str(path.relative_to(stage.ws)) for path in stage.ws.rglob("*")}
-    assert names == {"new", *(f"old{n}" for n in range(20)), *(f"new/n{n}" for n in range(20))}
-    assert all((stage.ws / f"old{n}").read_bytes() == big for n in range(20))

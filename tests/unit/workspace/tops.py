@@ -6,12 +6,14 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from casemate.workspace import adopt, target
 from casemate.workspace.apply import apply, start_time
 from casemate.workspace.report import ApplyOptions, ApplyReport
 
@@ -26,6 +28,8 @@ exec "$@"
 """
 
 
+#: The exit code of a process that ``die_at`` has ended.
+DIED = 9
 #: Who applies: root, or a person without any capability.
 WHO = ("root", "user") if os.geteuid() == 0 else ("user",)
 _PR_SET_DUMPABLE = 4
@@ -52,12 +56,23 @@ def acting_as(who: str) -> Iterator[None]:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-def _be_the_user() -> None:
+def be_the_user() -> None:
     """In a new process: give up for good what ``acting_as`` has only laid aside."""
     os.seteuid(0)
     os.setgroups([])
     os.setresgid(1000, 1000, 1000)
     os.setresuid(1000, 1000, 1000)
+
+
+@contextlib.contextmanager
+def acting_as_root_again() -> Iterator[None]:
+    """Inside ``acting_as``: for a moment with the powers of the one who runs the tests."""
+    os.seteuid(0)
+    try:
+        yield
+    finally:
+        os.seteuid(1000)
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 @contextlib.contextmanager
@@ -75,6 +90,65 @@ def stage_for(who: str, *, near: bool = True, where: str = "/var/tmp") -> Iterat
     finally:
         for place in places:
             remove(place)
+
+
+@contextlib.contextmanager
+def guarded(who: str, near: bool) -> Iterator[Stage]:
+    """A stage, and the promise that within it nothing outside of the workspace changes, and nothing hangs."""
+    with stage_for(who, near=near) as made:
+        before = outside(made)
+        with limited(30):
+            yield made
+        assert outside(made) == before, "something outside of the workspace changed"
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Fail if it hangs."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("the apply step hangs")
+
+    previous = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def outside(stage: Stage) -> list[tuple[object, ...]]:
+    """Everything about the directory beside the workspace that an attack could change."""
+    found: list[tuple[object, ...]] = []
+    for path in (stage.outside, *stage.outside.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        found.append((str(path), status.st_mode, status.st_uid, status.st_mtime_ns, status.st_ino, content))
+    return sorted(found, key=repr)
+
+
+def die_at(step: int) -> None:
+    """End this process before the given change to the file system (the first is 1)."""
+    done = 0
+
+    def counted(call: Any) -> Any:
+        def change(*args: Any, **how: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done == step:
+                os._exit(DIED)
+            return call(*args, **how)
+
+        return change
+
+    for module, names in (
+        (os, ("mkdir", "unlink", "rmdir", "symlink", "fchmod", "utime", "chown", "chmod")),
+        (target, ("rename", "link_fd", "chmod_fd")),
+        (adopt, ("rename",)),
+    ):
+        for name in names:
+            setattr(module, name, counted(getattr(module, name)))
 
 
 def remove(path: Path) -> None:
@@ -153,7 +227,7 @@ class Stage:
             ["unshare", *(["-Ur"] if self.user else []), "-m", "--propagation", "private", "sh", "-c", _MOUNT,
              "sh", str(self.ws), str(self.upper), str(self.work), str(self.view),
              "volatile," + ("userxattr" if self.user else "redirect_dir=on,index=off,metacopy=off"), *argv],
-            preexec_fn=_be_the_user if self.user and os.getuid() == 0 else None,
+            preexec_fn=be_the_user if self.user and os.getuid() == 0 else None,
             env={"PATH": os.environ["PATH"], **(env or {})}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0 or not check, done.stderr + done.stdout
@@ -194,6 +268,16 @@ class Stage:
             os.close(top)
             if options.hold_dir is not None:
                 os.close(options.hold_dir)
+
+    def die(self, step: int) -> bool:
+        """Apply in a process that is ended before its change number ``step``; False if there are fewer."""
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                die_at(step)
+                self.apply(resumed=True)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == DIED
 
     # -- looking ---------------------------------------------------------------------------------------
 
