@@ -409,6 +409,24 @@ def test_special_bits_of_the_host_stay(stage: Stage) -> None:
     assert stat.S_IMODE((stage.ws / "shared").stat().st_mode) == 0o2775
 
 
+def test_access_lists_of_the_host_are_handed_down(stage: Stage) -> None:
+    """A file made in a directory with a default access list has it, however it came there."""
+    # u::rwx, g::r-x, g:0:rwx, m::rwx, o::---
+    acl = bytes.fromhex(
+        "0200000001000700ffffffff04000500ffffffff080007000000000010000700ffffffff20000000ffffffff"
+    )
+    (stage.ws / "shared").mkdir()
+    (stage.ws / "plain").mkdir()
+    os.setxattr(stage.ws / "shared", "system.posix_acl_default", acl)
+    stage.start()
+    for path in ("shared/file", "shared/new/file", "plain/file"):
+        stage.put(path, "x")
+    assert not stage.apply().held
+    assert os.listxattr(stage.ws / "shared/file") == ["system.posix_acl_access"]
+    assert "system.posix_acl_default" in os.listxattr(stage.ws / "shared/new")
+    assert os.listxattr(stage.ws / "plain/file") == []
+
+
 def test_times_beyond_all_reason(stage: Stage) -> None:
     """A time that no other file system can hold stops neither what passes nor what is held."""
     stage.start()

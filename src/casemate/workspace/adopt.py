@@ -43,6 +43,8 @@ class Adopter:
         self.top, self.target, self.merged = top, target, merged
         number = mount_id(top)
         self.usable = number is not None and number == mount_id(target.root)
+        # The last directory looked at, and who owns what is made in it.
+        self._parent: tuple[str, tuple[int, int] | None] = ("\0", None)
         #: Directories that were taken as a whole.
         self.adopted: set[str] = set()
         #: Directories with something in them that may not pass just as it is.
@@ -75,9 +77,11 @@ class Adopter:
         """
         if not self.usable or change.links != 1:
             return False
-        owner = self._owner(change.path) if before is None else (before.st_uid, before.st_gid)
+        owner = self._owner(change.path)
         if owner is None:
             return False
+        if before is not None:
+            owner = (before.st_uid, before.st_gid)
         fd = open_beneath(self.top, change.path, os.O_PATH | os.O_NOFOLLOW)
         try:
             status = os.fstat(fd)
@@ -88,8 +92,18 @@ class Adopter:
         return self._take(change.path, before)
 
     def _owner(self, path: str) -> tuple[int, int] | None:
-        """Who is to own a new entry; None if only the kernel knows (a group handed down)."""
-        status = os.fstat(self.target.directory(path.rpartition("/")[0]))
+        """Who is to own a new entry; None if the directory hands down more (its group, an access list):
+        only a file made there gets that.
+        """
+        directory = path.rpartition("/")[0]
+        if self._parent[0] != directory:
+            self._parent = (directory, self._handed_down(self.target.directory(directory)))
+        return self._parent[1]
+
+    def _handed_down(self, parent: int) -> tuple[int, int] | None:
+        status = os.fstat(parent)
+        if "system.posix_acl_default" in os.listxattr(descriptor_path(parent)):
+            return None
         if self.target.super:
             return status.st_uid, status.st_gid
         return None if status.st_mode & stat.S_ISGID else (os.geteuid(), os.getegid())

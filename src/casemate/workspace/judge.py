@@ -41,10 +41,9 @@ class Judge:
         self.links = Links(merged, self.protected, workspace, options.readable_roots)
         self.git = GitJudge(merged, self.protected, workspace, options.git_path)
 
-    def root(self) -> Context:
-        """The context of the workspace itself."""
         self._learn("")
-        return self._repository(ORDINARY, "")
+        #: The context of the workspace itself.
+        self.root = self._repository(ORDINARY, "")
 
     def _learn(self, directory: str) -> None:
         """Protect what the host's own git configuration there makes git run."""
@@ -135,11 +134,14 @@ class Judge:
             if judged:
                 return judged if isinstance(judged, Held) else None
         rule = self.protected.match(directory, name)
-        if rule is None:
-            return None
-        if rule.kind == GIT and name == ".git" and not is_dir and directory:
-            return None  # the link file of a worktree or submodule: nothing is lost with it
-        return _protected(path, rule)
+        if rule is not None:
+            if rule.kind == GIT and name == ".git" and not is_dir and directory:
+                return None  # the link file of a worktree or submodule: nothing is lost with it
+            return _protected(path, rule)
+        place = self.enter(context, path, None).git if is_dir else None
+        if place is not None and not place.inner:
+            return Held(path, PROTECTED, f"{GIT}: would delete a repository")
+        return None
 
 
 def _protected(path: str, rule: Rule) -> Held:

@@ -144,7 +144,8 @@ class Maker:
         # A directory that only the top has, and here it is all the same: made by an interrupted try.
         ours = self.resumed and change.source is None and not change.lower_mode
         wanted = mode if change.moved or ours else before
-        if mode != change.lower_mode & 0o777 and (replaces or before == change.lower_mode & 0o777):
+        asked = mode != change.lower_mode & 0o777 and self.contexts[path].git is None
+        if asked and (replaces or before == change.lower_mode & 0o777):
             wanted = mode
             if before != mode and not change.hides:
                 self.tally.change("mode", path)

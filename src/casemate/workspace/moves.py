@@ -39,7 +39,7 @@ def judge_move(judge: Judge, change: Change, context: Context, hidden: set[str],
 
     if not any(prefix in hidden for prefix in prefixes(source)):
         return no("it is still there as well")
-    above = judge.root()
+    above = judge.root
     if source.startswith(TEMPORARY):
         source_parts: list[str] = []  # set aside by an earlier, interrupted try
     else:

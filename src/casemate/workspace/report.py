@@ -111,6 +111,7 @@ class Tally:
         self.changed: list[tuple[str, str]] = []
         self.held: list[Held] = []
         self.held_total = 0
+        self._told: set[tuple[str, str]] = set()
         self.conflicts: list[str] = []
         self.executables: list[str] = []
         self.executables_total = 0
@@ -127,6 +128,9 @@ class Tally:
 
     def hold(self, path: str, reason: str, detail: str = "") -> None:
         """One change was held back."""
+        if (path, reason) in self._told:
+            return  # as what was deleted and as what was to come there
+        self._told.add((path, reason))
         self.held_total += 1
         if len(self.held) < self.listed:
             self.held.append(Held(path, reason, detail))

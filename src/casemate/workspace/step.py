@@ -85,7 +85,7 @@ class Step:
             self.target, self.judge, self.started, resumed=self.resumed,
             hold=self._hold_deletion, fail=self._fail,
         )  # fmt: skip
-        self.contexts: dict[str, Context] = {"": self.judge.root()}
+        self.contexts: dict[str, Context] = {"": self.judge.root}
         self.maker = Maker(
             top, self.target, self.merged, self.remover, self.contexts, tally, self.started, self.resumed,
             options.xattrs,

@@ -258,6 +258,21 @@ def test_a_nested_repository_of_the_host(any_stage: Stage) -> None:
     assert any_stage.text("tools/x") == "2"
 
 
+def test_repositories_are_not_deleted(any_stage: Stage) -> None:
+    """The deletion of a repository under any name is held as a whole; what lies around it goes."""
+    any_stage.lower(
+        **{"d__x.git__HEAD": HEAD, "d__x.git__objects__a": "", "d__x.git__refs__b": "", "d__c": "c"}
+    )
+    any_stage.lower(**{"e__HEAD": HEAD, "e__objects__a": ""})
+    any_stage.start()
+    any_stage.whiteout("d")
+    any_stage.whiteout("e")
+    assert held(any_stage.apply()) == {"d/x.git": "protected"}
+    assert sorted(os.listdir(any_stage.ws / "d/x.git")) == ["HEAD", "objects", "refs"]
+    assert os.listdir(any_stage.ws / "d") == ["x.git"]
+    assert not any_stage.exists("e")
+
+
 @pytest.mark.parametrize("spelling", ["head", "HEAD.", "h\u200cead", "HEAD::$DATA"])
 def test_other_spellings_of_the_marks(any_stage: Stage, spelling: str) -> None:
     """What is a repository on a file system that folds names is judged as one."""
