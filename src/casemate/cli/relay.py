@@ -120,11 +120,13 @@ class Relay:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_wakeup = _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         old_handlers = self._catch_signals()
+        mask = _signal.pthread_sigmask(_signal.SIG_UNBLOCK, old_handlers)
         self._make_raw()
         try:
             self._loop(wake_read)
         finally:
             self._restore_terminal()
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
             for number, handler in old_handlers.items():
                 _signal.signal(number, handler)
             _signal.set_wakeup_fd(old_wakeup)

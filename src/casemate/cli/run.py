@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import os
 
 import msgspec
@@ -19,6 +20,7 @@ from casemate.sandbox.job import Request, kept_count, prepare
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.sandbox.job import Job
+    from casemate.sandbox.locks import WorkspaceLock
     from casemate.sandbox.result import Result
 
 __all__ = ["HELP", "Conclusion", "Options", "conclude", "interrupted", "main", "parse", "request"]
@@ -155,6 +157,8 @@ def main(argv: list[str]) -> int:
         from casemate.sandbox.failures import from_os_error
 
         end = conclude(options, from_os_error(error))
+    except _Told as told:
+        return 128 + told.number
     return finish(end, report)
 
 
@@ -189,26 +193,44 @@ def finish(end: Conclusion, report: ReportFile | None) -> int:
 
 
 def _run(options: Options, cwd: str) -> Result:
+    environ = dict(os.environ)
+    terminal = os.isatty(0) and os.isatty(1)
+    umask = os.umask(0o022)
+    asked = request(options, cwd=cwd, environ=environ, terminal=terminal, umask=umask)
+    if asked.preset == "full-access":
+        return _run_bare(asked)
+    # What comes while the sandbox is being made is the command's: the relay lets it through.
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _ENDING)
+    try:
+        return _run_behind_boundary(options, asked)
+    finally:
+        for number in _ENDING:  # one that came after the command's end has nobody to tell
+            if _signal.getsignal(number) != _signal.SIG_IGN:
+                _signal.signal(number, _signal.SIG_IGN)
+                _signal.signal(number, _signal.SIG_DFL)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+
+
+def _run_behind_boundary(options: Options, asked: Request) -> Result:
     from casemate.isolation.process.launcher import Launcher
     from casemate.sandbox import inline
     from casemate.settings import places
 
-    environ = dict(os.environ)
-    terminal = os.isatty(0) and os.isatty(1)
-    mask = os.umask(0o022)
-    asked = request(options, cwd=cwd, environ=environ, terminal=terminal, umask=mask)
-    if asked.preset == "full-access":
-        return _run_bare(asked)
-    launcher = Launcher(places(environ).run)
+    launcher = Launcher(places(asked.environ).run)
     try:
         job = prepare(asked, launcher.hierarchies, rootless=launcher.rootless)
         if "quiet" not in options.switches:
             for note in job.notes:
                 tell(note)
-        lock = inline.lock_workspace(job, wait="no_wait" not in options.switches, tell=_tell_waiting)
-        if lock is not None and "quiet" not in options.switches and (offer := interrupted(job)):
-            tell(offer)
-        run = inline.InlineRun(launcher, job, lock)
+        lock = _lock(job, options)
+        try:
+            if lock is not None and "quiet" not in options.switches and (offer := interrupted(job)):
+                tell(offer)
+            run = inline.InlineRun(launcher, job, lock)
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
         relay = Relay(
             stdin=run.stdin,
             stdout=run.stdout,
@@ -238,6 +260,37 @@ def _run(options: Options, cwd: str) -> Result:
         launcher.close()
 
 
+class _Told(BaseException):
+    """A signal that came while waiting for the workspace."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+_ENDING = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
+
+
+def _lock(job: Job, options: Options) -> WorkspaceLock | None:
+    """Take the workspace's lock. Signals are blocked until the relay runs, but for the time spent waiting."""
+    from casemate.sandbox import inline
+
+    def stop(number: int, _: object) -> None:
+        raise _Told(number)
+
+    def waiting(holder: str) -> None:
+        put(2, waiting_note(holder).encode("utf-8", "replace"))
+        for number in _ENDING:
+            if _signal.getsignal(number) != _signal.SIG_IGN:
+                _signal.signal(number, stop)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _ENDING)
+
+    try:
+        return inline.lock_workspace(job, wait="no_wait" not in options.switches, tell=waiting)
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _ENDING)
+
+
 def _run_bare(asked: Request) -> Result:
     from casemate.sandbox import bare
     from casemate.sys.cgroups import Hierarchies
@@ -260,10 +313,6 @@ def _cwd() -> str:
 def waiting_note(holder: str) -> str:
     """What is said before waiting for another command's end."""
     return line(f"waiting for another command in this workspace ({holder})")
-
-
-def _tell_waiting(holder: str) -> None:
-    put(2, waiting_note(holder).encode("utf-8", "replace"))
 
 
 def interrupted(job: Job) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import ctypes
 import os
 
@@ -121,6 +122,7 @@ def pidfd_signal(pidfd: int, number: int) -> bool:
 _CLONE = {"x86_64": 56}.get(machine(), 220)
 _CLONE_PIDFD, _SIGCHLD = 0x1000, 17
 _pidfd_cell = ctypes.c_int(-1)
+_EVERY = range(1, 32)
 
 
 def fork_into(kinds: int) -> tuple[int, int]:
@@ -129,7 +131,12 @@ def fork_into(kinds: int) -> tuple[int, int]:
     ``os.fork`` after ``unshare(CLONE_NEWPID)`` would need a way back for the parent, and setns into
     the host's pid namespace is refused to the unprivileged. The interpreter's own fork hooks are run
     around the raw call. ``Preconditions:`` single-threaded, since the C library's hooks are not run.
+
+    Every signal is blocked in the child. A handler of the parent's that raised there would send the copy
+    back up the parent's own way, to clean up a second time; and one that comes before an init waits for it
+    would be dropped by the kernel.
     """
+    held = _signal.pthread_sigmask(_signal.SIG_BLOCK, _EVERY)
     ctypes.pythonapi.PyOS_BeforeFork()
     pid: int = LIBC.syscall(
         ctypes.c_long(_CLONE),
@@ -144,6 +151,7 @@ def fork_into(kinds: int) -> tuple[int, int]:
         return 0, -1
     error = fail("clone") if pid < 0 else None
     ctypes.pythonapi.PyOS_AfterFork_Parent()
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, held)
     if error is not None:
         raise error
     return pid, _pidfd_cell.value

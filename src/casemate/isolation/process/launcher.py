@@ -122,7 +122,7 @@ class Launcher:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
         running: Running | None = None
         try:
-            running = self._fork(site, None, stdio, theirs.fileno(), None)
+            running = self._fork(site, None, stdio, theirs.fileno(), None, launchers_end=ours.fileno())
             theirs.close()
             self._maker.make(site, name)
             terminals = self._open_terminal(site, late) if late.tty else []
@@ -223,6 +223,7 @@ class Launcher:
         stdio: tuple[int, int, int],
         channel: int,
         receive: Callable[[], tuple[Late, tuple[int, int, int]]] | None,
+        launchers_end: int = -1,
     ) -> Running:
         parts = seal.Parts(site.spec, site.uid, site.gid, self.rootless)
         parts.template = site.template.namespace
@@ -232,7 +233,7 @@ class Launcher:
         parts.joined = site.joined
         parts.alive_read, parts.alive_write = self._alive_read, self._alive_write
         parts.stdio = stdio
-        parts.channel = channel
+        parts.channel, parts.launchers_end = channel, launchers_end
         status_read, parts.status = os.pipe()
         if site.parts:
             parts.surroundings = self._surroundings(site)

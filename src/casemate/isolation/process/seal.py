@@ -41,6 +41,8 @@ _FORWARDED = (
     _signal.SIGTSTP,
     _signal.SIGALRM,
 )
+# What init waits for; all of it is blocked since the fork.
+_WAITED_FOR = frozenset((_signal.SIGCHLD, *_FORWARDED))
 _TIOCSCTTY = 0x540E
 
 
@@ -69,6 +71,7 @@ class Parts:
         "filter",
         "gid",
         "joined",
+        "launchers_end",
         "rootless",
         "spec",
         "start_block",
@@ -94,6 +97,7 @@ class Parts:
         self.alive_write = -1
         self.status = -1
         self.channel = -1
+        self.launchers_end = -1  # the other end of the channel
         self.strict_memfd = rootless
         self.stdio: tuple[int, int, int] = (-1, -1, -1)
 
@@ -171,6 +175,9 @@ def _make_namespaces(parts: Parts, step: list[str]) -> int:
     Returns the sandbox's own /proc, still detached.
     """
     os.close(parts.alive_write)
+    if parts.launchers_end >= 0:
+        # A copy of it in here would keep the end of a launcher that is killed now from being noticed.
+        os.close(parts.launchers_end)
     if parts.start_block is not None:
         parts.start_block.rename(b"casemate-init")
     os.setsid()
@@ -276,8 +283,6 @@ def _set_rlimits(spec: Spec) -> None:
 
 def _serve(late: Late, status: int, stdio: tuple[int, int, int]) -> int:
     """Start the command, forward signals to it, reap what is orphaned, report how it ended."""
-    signals = {_signal.SIGCHLD, *_FORWARDED}
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
     started = time.monotonic()
     os.umask(late.umask)
     try:
@@ -304,7 +309,7 @@ def _serve(late: Late, status: int, stdio: tuple[int, int, int]) -> int:
             return 0
         if pid:
             continue
-        number = _signal.sigwaitinfo(signals).si_signo
+        number = _signal.sigwaitinfo(_WAITED_FOR).si_signo
         if number != _signal.SIGCHLD:
             _forward(number, child, group=late.tty)
 
