@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
-from casemate.workspace.content import copy, write_all
+from casemate.workspace.content import copy, same, write_all
 from casemate.workspace.names import printable
 
 __all__ = [
@@ -68,33 +68,45 @@ class Store:
         self._lines: list[bytes] = []
         self._superseded: list[str] = []
 
-    def keep(
-        self, item: Item, source: int | None = None, blocks: int = 0, content: bytes | None = None
-    ) -> None:
-        """Keep one item; ``source`` is a descriptor with its content, or ``content`` the bytes themselves.
+    def keep(self, item: Item, source: int | None = None, blocks: int = 0) -> None:
+        """Keep one item; ``source`` is a descriptor with its content, ``blocks`` its st_blocks.
 
         Raises ``Full`` or OSError; then nothing of it was kept.
         """
         known = self._known.get((item.path, item.kind))
-        if known is not None and (known.mode, known.size, known.mtime_ns, known.to, known.reason) == (
-            item.mode, item.size, item.mtime_ns, item.to, item.reason,
-        ):  # fmt: skip
+        if known is not None and self._is_kept(known, item, source):
             return  # from an earlier try with the same top
         if len(self._known) >= _MOST:
             raise Full
         name = ""
-        if source is not None or content is not None:
+        if source is not None:
             # What it takes, not what it says: a sparse file is small.
-            room = min(item.size, blocks * 512) if content is None else len(content)
+            room = min(item.size, blocks * 512)
             if self._used + room > self.limit:
                 raise Full
-            name = self._write(source, item.size, blocks, content)
+            name = self._write(source, item.size, blocks)
             self._used += room
         kept = msgspec.structs.replace(item, content=name, shown=printable(os.fsdecode(item.path)))
         self._lines.append(self._encoder.encode(kept))
         self._known[kept.path, kept.kind] = kept
         if known is not None and known.content:
             self._superseded.append(known.content)
+
+    def _is_kept(self, known: Item, item: Item, source: int | None) -> bool:
+        if (known.mode, known.size, known.mtime_ns, known.to, known.reason) != (
+            item.mode, item.size, item.mtime_ns, item.to, item.reason,
+        ):  # fmt: skip
+            return False
+        if source is None:
+            return True
+        try:
+            fd = os.open(known.content, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.directory)
+        except OSError:
+            return False
+        try:
+            return same(source, fd, item.size)
+        finally:
+            os.close(fd)
 
     def _room(self, name: str) -> int:
         try:
@@ -103,7 +115,7 @@ class Store:
             return 0
         return min(status.st_size, status.st_blocks * 512)
 
-    def _write(self, source: int | None, size: int, blocks: int, content: bytes | None) -> str:
+    def _write(self, source: int, size: int, blocks: int) -> str:
         while True:
             self._number += 1
             name = f"{self._number:06d}"
@@ -115,10 +127,7 @@ class Store:
                 continue
             break
         try:
-            if source is not None:
-                copy(source, fd, size, blocks)
-            elif content:
-                write_all(fd, content)
+            copy(source, fd, size, blocks)
         except BaseException:
             os.unlink(name, dir_fd=self.directory)
             raise

@@ -108,6 +108,15 @@ def test_held_is_kept_and_told(any_stage: Stage) -> None:
     assert kept == {"tasks", "run me", "please"}
 
 
+def test_held_again_with_another_content(any_stage: Stage) -> None:
+    """A later version of a held file takes the place of the earlier one, also behind the same size and time."""
+    for content in ("one", "two"):
+        any_stage.start()
+        os.utime(any_stage.put(".envrc", content), ns=(1, 1))
+        assert any_stage.apply().complete
+        assert [path.read_text() for path in any_stage.hold.iterdir() if path.name.isdigit()] == [content]
+
+
 def test_without_a_place_to_keep_the_top_must_stay(any_stage: Stage) -> None:
     """With nowhere to keep what is held back, the report says that the top is not done with."""
     any_stage.start()
