@@ -109,7 +109,7 @@ def test_held_is_kept_and_told(any_stage: Stage) -> None:
 
 
 def test_held_again_with_another_content(any_stage: Stage) -> None:
-    """A later version of a held file takes the place of the earlier one, also behind the same size and time."""
+    """A later version of a held file replaces the earlier one, also behind the same size and time."""
     for content in ("one", "two"):
         any_stage.start()
         os.utime(any_stage.put(".envrc", content), ns=(1, 1))
