@@ -74,7 +74,11 @@ def test_pass_and_set_are_the_operators_word(caller: Caller) -> None:
     assert "APPX" not in env
     assert env["PATH"] == "/p"
     assert env["PIP_INDEX_URL"] == "https://u:s@h/x"  # asked for by name, so as it is
-    assert inside(caller, {"PATH": "/evil"}, pass_=("PATH",)).env["PATH"] == "/usr/bin:/bin"
+    mine = {"PATH": "/evil", "PWD": "/x", "SHELL": "/x"}
+    decided = inside(caller, mine, pass_=tuple(mine)).env
+    assert decided["PATH"] == "/usr/bin:/bin"
+    assert decided["SHELL"] != "/x"
+    assert "PWD" not in decided
 
 
 def test_index_settings_pass_without_credentials(caller: Caller) -> None:

@@ -68,11 +68,12 @@ def test_a_projects_file_is_no_link(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
-def test_a_file_that_others_can_write_grants_nothing(caller: Caller, mode: int) -> None:
+@pytest.mark.parametrize("whose", ["user", "managed"])
+def test_a_file_that_others_can_write_grants_nothing(caller: Caller, mode: int, whose: str) -> None:
     """The user's and the administrator's files are refused when others can write them."""
-    caller.user("version = 1\n")
+    file = getattr(caller, whose)("version = 1\n")
     caller.load()
-    os.chmod(caller.places.user, mode)
+    os.chmod(file, mode)
     with pytest.raises(PolicyError, match="others can write it") as caught:
         caller.load()
     assert caught.value.code == "policy-owner"

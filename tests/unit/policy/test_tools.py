@@ -211,6 +211,16 @@ def test_private_directories_on_path_stay_outside(caller: Caller, entry: str) ->
     assert len(tools.notes) == 1
 
 
+def test_what_a_grant_would_refuse_is_not_bound_for_a_path_either(caller: Caller) -> None:
+    """Casemate's own state, the kernel's file systems and shared directories do not enter by PATH."""
+    caller.file("state/casemate/x/bin/tool", "x", 0o755)
+    own = f"{caller.places.state}/x/bin"
+    tools = find(caller, own, "/proc/self/net", "/var", "/usr/bin")
+    assert tools.binds == ()
+    assert tools.path == ("/usr/bin",)
+    assert len(tools.notes) == 3
+
+
 def test_a_directory_with_credentials_in_it_stays_outside(caller: Caller) -> None:
     """A directory that is no bin is bound as a whole only if no file of credentials lies in it."""
     fill(caller, "scripts/run", "mixed/run", "mixed/.npmrc")
