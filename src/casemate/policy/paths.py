@@ -238,13 +238,6 @@ def check_workspace(workspace: str, places: Places) -> str:
         ) from None
     if not stat.S_ISDIR(mode):
         raise _refused(path, "it is not a directory")
-    if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
-        raise PolicyError(
-            f"the workspace {path} cannot be read by you",
-            code="workspace-unreadable",
-            hint="check the directory's owner and mode",
-            workspace=path,
-        )
     bounds = guard(places)
     # /usr and the like hold workspaces in containers (/usr/src/app), so only the directories themselves
     # and the programs' own are refused.
@@ -255,6 +248,13 @@ def check_workspace(workspace: str, places: Places) -> str:
         reason = "system directories are never written"
     if reason is not None:
         raise _refused(path, reason)
+    if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+        raise PolicyError(
+            f"the workspace {path} cannot be read by you",
+            code="workspace-unreadable",
+            hint="check the directory's owner and mode",
+            workspace=path,
+        )
     return path
 
 
