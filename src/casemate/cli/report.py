@@ -26,6 +26,10 @@ class ReportFile:
         except FileNotFoundError:
             kind = stat.S_IFREG
         flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
+        number = _descriptor(path)
+        if number is not None:
+            self._handle = os.dup(number)
+            return
         if not stat.S_ISREG(kind):  # a pipe, a terminal, /dev/fd/3
             self._handle = os.open(path, flags)
             return
@@ -63,6 +67,15 @@ class ReportFile:
                 os.close(handle)
         finally:
             os.close(self._handle)
+
+
+def _descriptor(path: str) -> int | None:
+    """The number of one of our own descriptors, if ``path`` names it: it may not be openable by name."""
+    path = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}.get(path, path)
+    for directory in ("/dev/fd/", "/proc/self/fd/"):
+        if path.startswith(directory) and path[len(directory) :].isdecimal():
+            return int(path[len(directory) :])
+    return None
 
 
 def _write(handle: int, data: bytes) -> None:

@@ -7,10 +7,13 @@ compared with the policy, bounded, and marked as likely, never as certain.
 
 from __future__ import annotations
 
+from casemate.policy.paths import SYSTEM
 from casemate.sandbox.result import Applied, Denial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from casemate.sandbox.job import Job
 
 __all__ = ["TAIL", "find"]
@@ -59,26 +62,40 @@ def _likely(job: Job, line: bytes) -> list[Denial]:
     if not refused and not any(mark in line for mark in _MISSING):
         return []
     denials: list[Denial] = []
-    for path in _paths(line):
-        if any(path == root or path.startswith(f"{root}/") for root in ("/proc", "/dev", "/sys", "/tmp")):
+    read_only = job.policy.filesystem.workspace == "read"
+    write = 'filesystem.workspace = "write"'
+    views = [view.target for view in job.plan.spec.views] if job.plan else []
+    paths = _paths(_without_program(job, line))
+    for path in paths:
+        inside = _within(path, views)
+        if not inside and _within(path, ("/proc", "/dev", "/sys", "/tmp")):
             continue
-        inside = any(
-            path == view.target or path.startswith(f"{view.target}/")
-            for view in (job.plan.spec.views if job.plan else [])
-        )
-        readable = inside or any(path == root or path.startswith(f"{root}/") for root in job.readable)
-        if refused and inside and job.policy.filesystem.workspace == "read":
-            denials.append(
-                Denial(what=path, certain=False, kind="write", allow='filesystem.workspace = "write"')
-            )
+        readable = inside or _within(path, job.readable)
+        if refused and inside and read_only:
+            denials.append(Denial(what=path, certain=False, kind="write", allow=write))
         elif refused and not inside:
             parent = path.rsplit("/", 1)[0] or "/"
-            denials.append(
-                Denial(what=path, certain=False, kind="write", allow=f'filesystem.write = ["{parent}"]')
-            )
+            # System directories are never written: there is no line that would allow it.
+            allow = "" if _within(path, SYSTEM) else f'filesystem.write = ["{parent}"]'
+            denials.append(Denial(what=path, certain=False, kind="write", allow=allow))
         elif not refused and not readable and _exists(path):
-            denials.append(Denial(what=path, certain=False, kind="read", allow=f'filesystem.read = ["{path}"]'))
+            allow = f'filesystem.read = ["{path}"]'
+            denials.append(Denial(what=path, certain=False, kind="read", allow=allow))
+    if refused and not paths and read_only and any(mark in line for mark in (b"Read-only", b"EROFS")):
+        denials.append(Denial(what=job.workspace, certain=False, kind="write", allow=write))
     return denials
+
+
+def _within(path: str, roots: Iterable[str]) -> bool:
+    return any(path == root or path.startswith(f"{root}/") for root in roots)
+
+
+def _without_program(job: Job, line: bytes) -> bytes:
+    """``line`` without the name of the program that speaks, which is no path that it was refused."""
+    first, colon, rest = line.partition(b": ")
+    name = first.decode("utf-8", "replace")
+    known = (*SYSTEM, *job.readable)
+    return rest if colon and name.startswith("/") and _within(name, known) else line
 
 
 def _exists(path: str) -> bool:
