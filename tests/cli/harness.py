@@ -31,10 +31,12 @@ STATE = ("/run/casemate", "/var/lib/casemate")
 _KEPT = {"casemate", "run", "locks", "uids", "views", "held", "caches", "trust", "wheels"}
 
 _DEN = """
+size=$1
+shift
 # Sandboxes of others that run just now: this copy of their mounts must not hold them.
 for mount in $(awk '$2 ~ "/casemate/" {print $2}' /proc/self/mounts); do umount -l "$mount"; done
 for place in "$@"; do
-    mkdir -p "$place" && mount -t tmpfs -o mode=0755,size=512m den "$place" || exit 1
+    mkdir -p "$place" && mount -t tmpfs -o mode=0755,size=$size den "$place" || exit 1
 done
 echo ready
 read line
@@ -51,11 +53,11 @@ def until(condition: Callable[[], Any], seconds: float = 10.0, what: str = "") -
 
 
 class Den:
-    """A mount namespace that is held open by a process which does nothing."""
+    """A mount namespace, held open by a process that does nothing, with empty file systems at ``places``."""
 
-    def __init__(self, places: tuple[str, ...] = STATE) -> None:
+    def __init__(self, places: tuple[str, ...] = STATE, size: str = "512m") -> None:
         self._holder = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _DEN, "den", *places],
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _DEN, "den", size, *places],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         assert self._holder.stdout is not None
@@ -125,12 +127,16 @@ class Caller:
     @property
     def state(self) -> Path:
         """The directory that survives a reboot."""
-        return Path(f"{self.root}/var/lib/casemate") if self.den else self.home / ".local/state/casemate"
+        return Path(
+            f"{self.root}/var/lib/casemate"
+            if not self.uid
+            else f"{self.root}{self.home}/.local/state/casemate"
+        )
 
     @property
     def runtime(self) -> Path:
         """The directory of locks and sockets."""
-        return Path(f"{self.root}/run/casemate") if self.den else self.state / "run"
+        return self.state / "run" if self.uid else Path(f"{self.root}/run/casemate")
 
     def environment(self) -> dict[str, str]:
         return {
@@ -155,7 +161,7 @@ class Caller:
 
     def words(self, argv: list[str | bytes], cwd: str) -> list[str | bytes]:
         """The whole command line of the host that runs ``argv`` as this caller."""
-        return [*([*self.den.prefix, cwd] if self.den else drop_to(self.uid)), *argv]
+        return [*([*self.den.prefix, cwd] if self.den else []), *drop_to(self.uid), *argv]
 
     def start(self, *argv: str | bytes, cwd: Path | str, env: Mapping[str, str] | None = None,
               before: tuple[str, ...] = (), **how: Any) -> subprocess.Popen[bytes]:  # fmt: skip
