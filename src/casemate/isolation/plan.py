@@ -107,7 +107,7 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         scratch_image=scratch_image,
         rlimits=rlimits,
         memory=resources.memory if "memory" in facts.controllers else None,
-        pids=resources.pids if "pids" in facts.controllers else None,
+        pids=resources.pids + 1 if resources.pids and "pids" in facts.controllers else None,
         cpu=resources.cpu if "cpu" in facts.controllers and (resources.cpu or 0) < facts.processors else None,
         words=words,
         landlock=facts.landlock > 0 and "nested-userns" not in policy.isolation.degrade,
@@ -172,8 +172,9 @@ def _limit_tree(
         scopes[name] = "watched" if name == "memory" else "process"
     if resources.pids is not None:
         # As root each sandbox has a uid of its own, rootless a user namespace of its own: the count is
-        # this sandbox's alone (per user namespace since Linux 5.14). Init is one more.
-        rlimits["NPROC"] = resources.pids + (0 if "pids" in facts.controllers else 1)
+        # this sandbox's alone (per user namespace since Linux 5.14). Init is one more; and one more again
+        # where there is a group, which has to bite first, since it alone says that it did.
+        rlimits["NPROC"] = resources.pids + (2 if "pids" in facts.controllers else 1)
     if resources.memory is not None and scopes.get("memory") == "watched":
         rlimits["DATA"] = resources.memory
         watch["memory"] = resources.memory

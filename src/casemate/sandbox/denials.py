@@ -32,8 +32,23 @@ _NETWORK = (
     b"network is unreachable",
     b"Failed to establish a new connection",
 )
-_REFUSED = (b"Permission denied", b"Operation not permitted", b"Read-only file system", b"EACCES", b"EROFS", b"EPERM")
+_REFUSED = (
+    b"Permission denied",
+    b"Operation not permitted",
+    b"Read-only file system",
+    b"EACCES",
+    b"EROFS",
+    b"EPERM",
+)
 _MISSING = (b"No such file or directory", b"ENOENT", b"not found")
+# What a program says where a limit stops it that the kernel counts for nobody.
+_LIMITS = {
+    "disk": (b"No space left on device", b"ENOSPC"),
+    "memory": (b"Cannot allocate memory", b"MemoryError", b"ENOMEM", b"std::bad_alloc"),
+    "pids": (b"fork: Resource temporarily unavailable", b"Cannot fork", b"can't start new thread"),
+    "file-size": (b"File too large", b"EFBIG"),
+    "open-files": (b"Too many open files", b"EMFILE"),
+}
 
 
 def find(job: Job, applied: Applied, stderr_tail: bytes) -> tuple[Denial, ...]:
@@ -58,6 +73,10 @@ def find(job: Job, applied: Applied, stderr_tail: bytes) -> tuple[Denial, ...]:
 def _likely(job: Job, line: bytes) -> list[Denial]:
     if job.policy.network.mode == "none" and any(mark in line for mark in _NETWORK):
         return [Denial(what="network", certain=False, kind="network", allow='network.mode = "host"')]
+    for name, marks in _LIMITS.items():
+        most = getattr(job.policy.resources, name.replace("-", "_"))
+        if most is not None and any(mark in line for mark in marks):
+            return [Denial(what=name, certain=False, kind="limit", allow=f"resources.{name} = {most * 2}")]
     refused = any(mark in line for mark in _REFUSED)
     if not refused and not any(mark in line for mark in _MISSING):
         return []

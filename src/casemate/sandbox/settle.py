@@ -36,7 +36,7 @@ def check_failure(job: Job, outcome: Outcome) -> None:
         return
     kind, *fields = failure
     if kind == "X":
-        number = int(fields[0]) if fields else 2
+        number = _errno(fields[0]) if fields else errno.ENOENT
         name = fields[1] if len(fields) > 1 else job.request.argv[0]
         if number == errno.E2BIG:
             raise SandboxError(
@@ -54,7 +54,7 @@ def check_failure(job: Job, outcome: Outcome) -> None:
         )
     if kind == "C":
         raise SandboxError(
-            f"the working directory cannot be entered: {os.strerror(int(fields[0]))}",
+            f"the working directory cannot be entered: {os.strerror(_errno(*fields[:1]))}",
             code="cwd-unusable",
             cwd=fields[1] if len(fields) > 1 else "",
         )
@@ -64,8 +64,13 @@ def check_failure(job: Job, outcome: Outcome) -> None:
         code="seal-failed",
         hint="run `casemate doctor`; nothing of the command has run",
         step=step,
-        errno=int(number_text or 0),
+        errno=_errno(number_text),
     )
+
+
+def _errno(text: str = "") -> int:
+    """A number that init reported; it is inside, so it may report anything."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0
 
 
 def _where(job: Job, name: str) -> str:

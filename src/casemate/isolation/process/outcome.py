@@ -22,18 +22,32 @@ class Outcome:
 
 
 def interpret(record: bytes, outcome: Outcome) -> None:
-    """Read init's records: spawned, exec failure, bad directory, failed step, wait status."""
+    """Read init's records: spawned, exec failure, bad directory, failed step, wait status.
+
+    Init is inside: what is malformed counts as not said, and numbers are bounded.
+    """
     for line in record.decode("utf-8", "surrogateescape").split("\n"):
         kind, *fields = line.split("\0")
-        if kind == "S" and fields:
-            outcome.spawned = True
-            outcome.times["spawned"] = float(fields[0])
-        elif kind == "W" and len(fields) == 5:
-            outcome.status = int(fields[0])
-            outcome.times["ended"] = float(fields[1])
-            outcome.rusage = (float(fields[2]), float(fields[3]), int(fields[4]) * 1024)
-        elif kind in ("X", "C", "F"):
-            outcome.failure = (kind, *fields)
+        try:
+            if kind == "S" and fields:
+                outcome.times["spawned"] = _number(fields[0])
+                outcome.spawned = True
+            elif kind == "W" and len(fields) == 5:
+                ended, user, system, largest = (_number(field) for field in fields[1:])
+                outcome.status = int(fields[0]) & 0xFFFF
+                outcome.times["ended"] = ended
+                outcome.rusage = (user, system, int(largest) * 1024)
+            elif kind in ("X", "C", "F"):
+                outcome.failure = (kind, *fields)
+        except ValueError:
+            continue
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e15:  # not a number is neither
+        raise ValueError(text)
+    return value
 
 
 def seal_error(outcome: Outcome) -> SandboxError:
