@@ -109,6 +109,7 @@ class Caller:
     base: Path
     den: Den | None
     started: list[int] = dataclasses.field(default_factory=list)
+    old_groups: frozenset[str] = dataclasses.field(default_factory=lambda: frozenset(_all_groups()))
     count: int = 0
 
     @property
@@ -221,13 +222,11 @@ class Caller:
     def groups(self, pids: set[int]) -> list[str]:
         """Control groups that were made by these processes, with the tasks in them."""
         found = []
-        for base, directories, _ in os.walk("/sys/fs/cgroup"):
-            if os.path.basename(base) == "casemate":
-                for name in directories:
-                    with contextlib.suppress(ValueError):
-                        if int(name.partition("-")[0], 16) in pids:
-                            tasks = Path(base, name, "tasks").read_text().split()
-                            found.append(f"{base}/{name} {tasks}")
+        for path in _all_groups():
+            with contextlib.suppress(ValueError, OSError):
+                # A pid may have been somebody else's before, whose group is there still.
+                if int(path.rpartition("/")[2].partition("-")[0], 16) in pids and path not in self.old_groups:
+                    found.append(f"{path} {Path(path, 'tasks').read_text().split()}")
         return sorted(found)
 
     def traces(self, pids: set[int] | None = None) -> list[str]:
@@ -262,6 +261,16 @@ class Caller:
         for root in {self.state, self.runtime}:
             for path in root.iterdir() if root.is_dir() else ():
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def _all_groups() -> list[str]:
+    """The groups of every sandbox on this machine."""
+    found = []
+    for base, directories, _ in os.walk("/sys/fs/cgroup"):
+        if os.path.basename(base) == "casemate":
+            found += [f"{base}/{name}" for name in directories]
+            directories[:] = []
+    return found
 
 
 def state(pid: int) -> str:
