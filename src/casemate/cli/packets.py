@@ -16,11 +16,14 @@ __all__ = ["identity", "receive", "send"]
 
 def identity() -> str:
     """Names this installation: a daemon of another one must not serve."""
+    import os
     import sys
 
     import casemate
 
-    return f"{casemate.__version__} {__file__.rsplit('/', 3)[0]} {sys.version_info[0]}.{sys.version_info[1]}"
+    # The same file has many names: the installed script starts it by way of ``bin/../lib``.
+    place = os.path.realpath(__file__).rsplit("/", 3)[0]
+    return f"{casemate.__version__} {place} {sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def send(endpoint: _socket.socket, words: list[str], descriptors: list[int] | None = None) -> None:

@@ -180,9 +180,7 @@ def result(
         code = 128 + signal
     else:
         code = os.WEXITSTATUS(status)
-        if code > 128 and code - 128 in (_SIGKILL, _SIGXFSZ):
-            signal = 0
-    touched = _touched(outcome, signal, code, disk_full=disk_full)
+    touched = _touched(outcome, signal, code, disk_full=disk_full, size=_size_limit(job))
     ended = limit or (touched[0] if touched and code != 0 else "")
     plan = job.plan
     times = outcome.times
@@ -213,16 +211,25 @@ def result(
     )
 
 
-def _touched(outcome: Outcome, signal: int, code: int, *, disk_full: bool) -> tuple[str, ...]:
+def _size_limit(job: Job) -> str:
+    """What SIGXFSZ stands for: where the disk is only watched, no file may be larger than it either."""
+    disk = job.plan.watch.get("disk") if job.plan else None
+    most = job.policy.resources.file_size
+    return "disk" if disk is not None and (most is None or disk < most) else "file-size"
+
+
+def _touched(
+    outcome: Outcome, signal: int, code: int, *, disk_full: bool, size: str
+) -> tuple[str, ...]:
     """Limits that the host saw bite, the likeliest cause of death first."""
     found: list[str] = []
     if outcome.events.get("oom_kill"):
         found.append("memory")
     if signal == _SIGXFSZ or code == 128 + _SIGXFSZ:
-        found.append("file-size")
+        found.append(size)
     if signal == _SIGXCPU:
         found.append("cpu-time")
-    if disk_full:
+    if disk_full and "disk" not in found:
         found.append("disk")
     if outcome.events.get("pids_max"):
         found.append("pids")

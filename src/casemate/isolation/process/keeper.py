@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _socket
 import os
+import resource
 import select
 import time
 
@@ -20,7 +21,7 @@ from casemate.isolation.process.launcher import Launcher, Running
 from casemate.isolation.process.spec import Late, Spec
 from casemate.isolation.process.watch import Watch
 from casemate.sys.plain import is_object
-from casemate.sys.process import pidfd_signal
+from casemate.sys.process import close_all_but, pidfd_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -400,6 +401,11 @@ def main(argv: list[str]) -> int:
         # A terminal's Ctrl-C is for the client to handle; its end is what ends the keeper.
         _signal.signal(number, _signal.SIG_IGN)
     descriptor, runtime = int(argv[0]), argv[1]
+    # Nothing of the library's process stays open here, nor does its directory stay in use.
+    close_all_but([descriptor])
+    os.chdir("/")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a running sandbox takes some twenty
     os.set_inheritable(descriptor, False)
     endpoint = _socket.socket(fileno=descriptor)
     try:

@@ -211,8 +211,6 @@ def _seal(parts: Parts, around: Surroundings, proc: int, step: list[str]) -> Non
     for part, target in around.parts:
         mounts.move_mount(part, mounts.AT_FDCWD, target)
     _attach_proc(proc)
-    step[0] = "limits"
-    _set_rlimits(spec)
     step[0] = "ids"
     if parts.rootless:
         namespaces.leave(namespaces.USER)
@@ -240,6 +238,9 @@ def _seal(parts: Parts, around: Surroundings, proc: int, step: list[str]) -> Non
             os.dup2(null, number)
     keep = [parts.status, parts.channel, *parts.stdio]
     process.close_all_but([descriptor for descriptor in keep if descriptor > 2])
+    # Not before: a launcher of many sandboxes has more descriptors than a sandbox may have.
+    step[0] = "limits"
+    _set_rlimits(spec)
     step[0] = "seccomp"
     if parts.filter is not None:
         parts.filter.install()
