@@ -33,9 +33,10 @@ def caller(request: pytest.FixtureRequest, installation: tuple[Path, Path]) -> I
 
 
 @pytest.fixture
-def ws(caller: Caller) -> Path:
-    """A fresh workspace."""
-    return caller.workspace()
+def ws(caller: Caller) -> Iterator[Path]:
+    """A fresh workspace; nothing that was started in it runs on after the test."""
+    yield caller.workspace()
+    caller.close()
 
 
 @pytest.fixture

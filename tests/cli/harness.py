@@ -109,6 +109,7 @@ class Caller:
     base: Path
     den: Den | None
     started: list[int] = dataclasses.field(default_factory=list)
+    open: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
     old_groups: frozenset[str] = dataclasses.field(default_factory=lambda: frozenset(_all_groups()))
     count: int = 0
 
@@ -174,6 +175,7 @@ class Caller:
             cwd=cwd, env={**self.environment(), **(env or {})}, **{"start_new_session": True, **how},
         )  # fmt: skip
         self.started.append(process.pid)
+        self.open.append(process)
         return process
 
     def cli(
@@ -250,6 +252,18 @@ class Caller:
                     with contextlib.suppress(OSError):
                         stream.close()
 
+    def close(self) -> None:
+        """End what a test that failed has left running, and close every pipe."""
+        while self.open:
+            process = self.open.pop()
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+
     def clean(self) -> None:
         """Remove the state of all runs: for tests that leave some on purpose."""
         for pid in self.processes():
@@ -271,6 +285,14 @@ def _all_groups() -> list[str]:
             found += [f"{base}/{name}" for name in directories]
             directories[:] = []
     return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent (a slow init) does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def state(pid: int) -> str:
