@@ -368,13 +368,17 @@ class _Client:
         self._tell(["waiting", run.waiting_note(lock.holder())])
         try:
             while not lock.take(wait=False, label=label):
-                if not self._packets.empty():
-                    raise ConnectionError("the caller has gone")
+                self._check_client()
                 await asyncio.sleep(0.02)
+            self._check_client()
         except BaseException:
             lock.close()
             raise
         return lock
+
+    def _check_client(self) -> None:
+        if not self._packets.empty():
+            raise ConnectionError("the caller has gone")
 
     async def _command(self, job: Job, options: run.Options, *, locked: bool) -> Result | None:
         """Start it, hand its streams to the client, wait for both ends, settle. None if the client died."""
@@ -386,28 +390,14 @@ class _Client:
         try:
             number, ended, terminals = await keeper.start(plan, job.late, theirs, job.note())
             mine += terminals
-            limits = job.policy.resources
-            offer = run.interrupted(job) if locked else ""
-            said = () if "quiet" in options.switches else (*job.notes, offer)
-            text = "".join(line(note) for note in said if note)
-            if foreign := self._foreign_group():
-                job.notes = (*job.notes, foreign)
-            self._tell(
-                [
-                    "started",
-                    "terminal" if terminals else "pipes",
-                    text,
-                    "" if limits.output is None else str(limits.output),
-                    "" if limits.timeout is None else str(limits.timeout),
-                    str(TAIL),
-                    "2" if "json" in options.switches else "1",
-                ],
-                mine,
-            )
+            alive = self._hand_out(job, options, mine, tty=bool(terminals), locked=locked)
         finally:
             for descriptor in (*theirs, *mine):
                 os.close(descriptor)
-        alive = await self._follow(number, ended)
+        if alive:
+            alive = await self._follow(number, ended)
+        else:
+            keeper.kill(number)
         message, tops = await ended
         end = keeper_client.Ended(message, tops)
         limit, tail = "", b""
@@ -428,6 +418,26 @@ class _Client:
             job.notes = (*job.notes, note)
         result = await settle_command(keeper, job, number, end, limit=limit, stderr_tail=tail, apply=alive)
         return result if alive else None
+
+    def _hand_out(self, job: Job, options: run.Options, ends: list[int], *, tty: bool, locked: bool) -> bool:
+        """Give the client the streams of its command; False if it has gone meanwhile."""
+        limits = job.policy.resources
+        offer = run.interrupted(job) if locked else ""
+        said = () if "quiet" in options.switches else (*job.notes, offer)
+        words = [
+            "started",
+            "terminal" if tty else "pipes",
+            "".join(line(note) for note in said if note),
+            "" if limits.output is None else str(limits.output),
+            "" if limits.timeout is None else str(limits.timeout),
+            str(TAIL),
+            "2" if "json" in options.switches else "1",
+        ]
+        try:
+            self._tell(words, ends)
+        except OSError:
+            return False
+        return True
 
     async def _follow(self, number: int, ended: asyncio.Future[tuple[dict[str, object], list[int]]]) -> bool:
         """Do what the client asks until the command has ended; False if the client died, which kills it."""
