@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.harness import MODES, Caller, Den, until
+from tests.cli.harness import MODES, Caller, Den, alive, daemon_pid, family, until
+from tests.cli.terminal import Terminal
 from tests.security.lab import give
 
 if TYPE_CHECKING:
@@ -56,3 +57,30 @@ def tidy(caller: Caller) -> Iterator[None]:
     """For tests that leave state on purpose: it is removed afterwards."""
     yield
     caller.clean()
+
+
+@pytest.fixture
+def daemon(caller: Caller) -> Iterator[int]:
+    """A running daemon; its pid. When it has been stopped nothing of it is left."""
+    assert caller.cli("daemon", "start", cwd="/").code == 0
+    pid = daemon_pid(caller)
+    assert pid
+    relatives = family(pid)
+    caller.started += relatives
+    yield pid
+    caller.cli("daemon", "stop", cwd="/")
+    try:
+        until(lambda: not any(map(alive, relatives)), 10, "the daemon's end")
+        until(lambda: not caller.traces(), 5)
+    except AssertionError:
+        left = caller.traces()
+        caller.clean()
+        pytest.fail("left behind:\n" + "\n".join(left))
+
+
+@pytest.fixture
+def terminal(caller: Caller) -> Iterator[Terminal]:
+    """A terminal of 24 x 80."""
+    made = Terminal(caller)
+    yield made
+    made.close()

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -252,6 +253,10 @@ class Caller:
                     with contextlib.suppress(OSError):
                         stream.close()
 
+    def groups_cleaned_by(self, ws: Path) -> None:
+        """A run removes the empty control groups of launchers that were killed."""
+        until(lambda: self.run(ws, "true", flags=("--no-daemon",)).code == 0)
+
     def close(self) -> None:
         """End what a test that failed has left running, and close every pipe."""
         while self.open:
@@ -308,3 +313,15 @@ def _cmdline(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200]
     return "?"
+
+
+def daemon_pid(caller: Caller) -> int:
+    """The running daemon's pid, or 0."""
+    found = re.match(rb"pid (\d+), ", caller.cli("daemon", "status", cwd="/").out)
+    return int(found[1]) if found else 0
+
+
+def family(pid: int) -> list[int]:
+    """The daemon and its keeper."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [pid, *(int(word) for word in file.read().split())]

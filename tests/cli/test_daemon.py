@@ -16,50 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli.harness import PYTHON, Caller, Den, alive, until
+from tests.cli.harness import PYTHON, Caller, Den, alive, daemon_pid, family, until
 from tests.security.lab import drop_to, give
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.cli.harness import Ended
 
 pytestmark = [pytest.mark.root]
 
 
-def daemon_pid(caller: Caller) -> int:
-    """The running daemon's pid, or 0."""
-    found = re.match(rb"pid (\d+), ", caller.cli("daemon", "status", cwd="/").out)
-    return int(found[1]) if found else 0
-
-
-def family(pid: int) -> list[int]:
-    """The daemon and its keeper."""
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [pid, *(int(word) for word in file.read().split())]
-
-
 def path_of(caller: Caller) -> Path:
     return caller.runtime / "daemon.sock"
-
-
-@pytest.fixture
-def daemon(caller: Caller) -> Iterator[int]:
-    """A running daemon; its pid. When it has been stopped nothing of it is left."""
-    assert caller.cli("daemon", "start", cwd="/").code == 0
-    pid = daemon_pid(caller)
-    assert pid
-    relatives = family(pid)
-    caller.started += relatives
-    yield pid
-    caller.cli("daemon", "stop", cwd="/")
-    try:
-        until(lambda: not any(map(alive, relatives)), 10, "the daemon's end")
-        until(lambda: not caller.traces(), 5)
-    except AssertionError:
-        left = caller.traces()
-        caller.clean()
-        pytest.fail("left behind:\n" + "\n".join(left))
 
 
 def test_start_status_stop(caller: Caller) -> None:
