@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Sink = Callable[[bytes], object]
 
-__all__ = ["AsyncSandbox", "Sandbox"]
+__all__ = ["AsyncSandbox", "Sandbox", "settle_command"]
 
 _CHUNK = 65536
 T = TypeVar("T")
@@ -63,13 +63,17 @@ class AsyncSandbox:
     ) -> None:
         if preset == "full-access":
             raise PolicyError(
-                "full-access is no sandbox", code="full-access", hint="use subprocess where you want no boundary"
+                "full-access is no sandbox",
+                code="full-access",
+                hint="use subprocess where you want no boundary",
             )
         if kind not in ("prefab", "slot"):
             raise PolicyError(f"unknown kind {kind!r}", hint="use prefab or slot")
-        self._workspace = os.path.realpath(os.fspath(workspace))
+        self._workspace: str = os.path.realpath(os.fspath(workspace))
         self._preset = preset
-        self._policy_file = os.path.realpath(os.fspath(policy_file)) if policy_file is not None else None
+        self._policy_file: str | None = None
+        if policy_file is not None:
+            self._policy_file = os.path.realpath(os.fspath(policy_file))
         self._flags = flags
         self._environ = dict(os.environ if environ is None else environ)
         self._ready, self._kind = ready, kind
@@ -175,7 +179,10 @@ class AsyncSandbox:
 
 
 def _job_for(
-    opened: Job, command: str | Sequence[str], env: Mapping[str, str] | None, cwd: str | os.PathLike[str] | None
+    opened: Job,
+    command: str | Sequence[str],
+    env: Mapping[str, str] | None,
+    cwd: str | os.PathLike[str] | None,
 ) -> Job:
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
     if not argv or not argv[0]:
@@ -231,7 +238,7 @@ class _Command:
         self._failed: BaseException | None = None
 
     async def run(self) -> Result:
-        plan = self._job.plan
+        plan, job, keeper = self._job.plan, self._job, self._keeper
         assert plan is not None  # noqa: S101
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
         theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
@@ -240,7 +247,7 @@ class _Command:
         timer: asyncio.TimerHandle | None = None
         try:
             try:
-                self._number, ended, _ = await self._keeper.start(plan, self._job.late, theirs, self._job.note())
+                self._number, ended, _ = await keeper.start(plan, job.late, theirs, job.note())
             finally:
                 for descriptor in theirs:
                     os.close(descriptor)

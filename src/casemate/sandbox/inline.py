@@ -132,7 +132,7 @@ class InlineRun:
             self._launcher.kill(self._running)
 
     def finish(self, *, limit: str, stderr_tail: bytes) -> Result:
-        """Wait for the end, apply the changes, clean up, report. Raises what kept the command from running."""
+        """Wait for the end, apply the changes, clean up, report. Raises what kept it from running."""
         job, running, site = self._job, self._running, self._site
         assert running is not None  # noqa: S101
         assert site is not None  # noqa: S101

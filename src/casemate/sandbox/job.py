@@ -90,7 +90,9 @@ def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Jo
     """
     began, wall = time.monotonic(), time.time_ns()
     if not request.argv or not request.argv[0]:
-        raise PolicyError("no command was given", code="no-command", hint="casemate run -- COMMAND [ARGUMENT…]")
+        raise PolicyError(
+            "no command was given", code="no-command", hint="casemate run -- COMMAND [ARGUMENT…]"
+        )
     places = settings.places(request.environ)
     effective = load(
         workspace=request.workspace,

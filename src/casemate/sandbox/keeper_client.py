@@ -7,12 +7,14 @@ import os
 import socket
 import sys
 import weakref
+from contextlib import suppress
 
 from casemate import errors
 from casemate.errors import CasemateError, SandboxError
 from casemate.isolation.process import wire
 from casemate.isolation.process.outcome import Outcome
 from casemate.sys.cgroups import Hierarchies
+from casemate.sys.plain import is_list, is_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from casemate.isolation.plan import Plan
     from casemate.isolation.process.spec import Late
 
-__all__ = ["Ended", "KeeperClient", "shared"]
+__all__ = ["Ended", "KeeperClient", "release", "shared"]
 
 _BOOT = (
     "import sys; sys.path[:0] = [sys.argv[1]]; "
@@ -37,31 +39,31 @@ class Ended:
 
     def __init__(self, message: dict[str, object], tops: list[int]) -> None:
         outcome = self.outcome = Outcome()
-        data: dict[str, object] = message
-        status = data.get("status")
+        status = message.get("status")
         outcome.status = status if isinstance(status, int) else None
-        failure = data.get("failure")
-        outcome.failure = tuple(str(word) for word in failure) if isinstance(failure, list) else None
-        outcome.spawned = data.get("spawned") is True
-        outcome.events = _integers(data.get("events"))
-        outcome.times = _floats(data.get("times"))
-        usage = data.get("rusage")
-        if isinstance(usage, list) and len(usage) == 3:
-            outcome.rusage = (float(usage[0]), float(usage[1]), int(usage[2]))
-        free, size = data.get("free"), data.get("size")
+        failure = message.get("failure")
+        outcome.failure = tuple(str(word) for word in failure) if is_list(failure) else None
+        outcome.spawned = message.get("spawned") is True
+        outcome.events = {name: int(value) for name, value in _numbers(message.get("events")).items()}
+        outcome.times = _numbers(message.get("times"))
+        usage = message.get("rusage")
+        if is_list(usage) and len(usage) == 3:
+            user, system, largest = (_number(value) for value in usage)
+            outcome.rusage = (user, system, int(largest))
+        free, size = message.get("free"), message.get("size")
         small = isinstance(free, int) and isinstance(size, int) and free * 50 < size and free < (1 << 20)
         self.disk_full = small
-        self.limit = str(data.get("limit") or "")
-        self.directory = str(data.get("directory") or "")
+        self.limit = str(message.get("limit") or "")
+        self.directory = str(message.get("directory") or "")
         self.tops = tops
 
 
-def _integers(value: object) -> dict[str, int]:
-    return {str(k): int(v) for k, v in value.items()} if isinstance(value, dict) else {}
+def _number(value: object) -> float:
+    return value if isinstance(value, (int, float)) else 0.0
 
 
-def _floats(value: object) -> dict[str, float]:
-    return {str(k): float(v) for k, v in value.items()} if isinstance(value, dict) else {}
+def _numbers(value: object) -> dict[str, float]:
+    return {name: _number(item) for name, item in value.items()} if is_object(value) else {}
 
 
 class KeeperClient:
@@ -84,32 +86,38 @@ class KeeperClient:
         async with self._starting:
             if self._socket is not None:
                 return
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            root = __file__.rsplit("/", 3)[0]
-            handle = os.dup(theirs.fileno())
-            os.set_inheritable(handle, True)
-            argv = [sys.executable, "-I", "-S", "-c", _BOOT, root, str(handle), self._runtime]
-            try:
-                # Nothing of the library's environment goes along: the keeper's children are sandboxes.
-                self._pid = os.posix_spawn(sys.executable, argv, {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"})
-            finally:
-                os.close(handle)
-                theirs.close()
-            ours.setblocking(False)
-            self._socket = ours
+            ours = self._socket = self._spawn()
             hello = self.expect(None)
             asyncio.get_running_loop().add_reader(ours.fileno(), self._incoming)
             message, _ = await hello
             controllers, reasons = message.get("controllers"), message.get("reasons")
-            base = {str(name): "" for name in controllers} if isinstance(controllers, list) else {}
-            why = {str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {}
+            base = {str(name): "" for name in controllers} if is_list(controllers) else {}
+            why = {name: str(text) for name, text in reasons.items()} if is_object(reasons) else {}
             version = message.get("version")
             self.hierarchies = Hierarchies(version if isinstance(version, int) else 0, base, why)
             self.rootless = message.get("rootless") is True
 
+    def _spawn(self) -> socket.socket:
+        """Start the process; returns this side's end of its socket."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        root = __file__.rsplit("/", 3)[0]
+        handle = os.dup(theirs.fileno())
+        os.set_inheritable(handle, True)
+        argv = [sys.executable, "-I", "-S", "-c", _BOOT, root, str(handle), self._runtime]
+        try:
+            # Nothing of the library's environment goes along: the keeper's children are sandboxes.
+            environ = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
+            self._pid = os.posix_spawn(sys.executable, argv, environ)
+        finally:
+            os.close(handle)
+            theirs.close()
+        ours.setblocking(False)
+        return ours
+
     def expect(self, number: int | None) -> asyncio.Future[tuple[dict[str, object], list[int]]]:
         """The future of the next message about a command; a cancelled one may be replaced."""
-        future: asyncio.Future[tuple[dict[str, object], list[int]]] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[dict[str, object], list[int]]] = loop.create_future()
         self._waiting[number] = future
         return future
 
@@ -233,10 +241,8 @@ class KeeperClient:
         """Let the keeper go: it ends its sandboxes and itself."""
         if self._socket is None:
             return
-        try:
+        with suppress(RuntimeError):
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
-        except RuntimeError:
-            pass
         self._socket.close()
         self._socket = None
         self._known.clear()
@@ -246,13 +252,12 @@ class KeeperClient:
 def _as_error(message: dict[str, object]) -> CasemateError:
     kind = getattr(errors, str(message.get("kind")), SandboxError)
     details = message.get("details")
-    extra = {str(k): v for k, v in details.items()} if isinstance(details, dict) else {}
+    extra = dict(details) if is_object(details) else {}
     for name in ("code", "hint", "message"):
         extra.pop(name, None)
     make: Callable[..., CasemateError] = kind if issubclass(kind, CasemateError) else SandboxError
-    return make(
-        str(message.get("message")), code=str(message.get("code")), hint=str(message.get("hint") or ""), **extra
-    )
+    code, hint = str(message.get("code")), str(message.get("hint") or "")
+    return make(str(message.get("message")), code=code, hint=hint, **extra)
 
 
 def shared(runtime: str) -> KeeperClient:

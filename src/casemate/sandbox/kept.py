@@ -1,8 +1,9 @@
-"""Changes that wait for a person: held back by the apply step, or left by a command whose Casemate was killed."""
+"""Changes that wait for a person: held back by the apply step, or left where Casemate was killed."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import msgspec
 
@@ -11,7 +12,6 @@ from casemate.isolation.process.trees import remove_tree
 from casemate.sandbox import settle
 from casemate.sandbox.job import Job, Request, prepare
 from casemate.sandbox.locks import WorkspaceLock
-from casemate.sandbox.result import Applied
 from casemate.sys import mounts
 from casemate.sys.cgroups import Hierarchies
 from casemate.sys.process import is_root
@@ -20,6 +20,7 @@ from casemate.workspace.scan import scan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from casemate.sandbox.result import Applied
     from casemate.workspace.held import Unit
     from casemate.workspace.report import ApplyReport
 
@@ -62,7 +63,7 @@ class Kept:
     def __init__(self, workspace: str, environ: dict[str, str]) -> None:
         self.rootless = not is_root()
         request = Request(argv=("true",), workspace=workspace, cwd=workspace, environ=environ)
-        controllers = dict.fromkeys(("memory", "pids", "cpu"), "")
+        controllers = {"memory": "", "pids": "", "cpu": ""}
         self.job: Job = prepare(request, Hierarchies(1, controllers, {}), rootless=self.rootless)
         assert self.job.plan is not None  # noqa: S101
         self._views = self.job.plan.spec.keep_base
@@ -137,10 +138,8 @@ class Kept:
         """Throw a killed command's changes away."""
         if name not in self._names(self._views):
             raise self._unknown(name)
-        try:
+        with suppress(OSError):
             mounts.unmount(f"{self._views}/{name}/scratch")
-        except OSError:
-            pass
         remove_tree(f"{self._views}/{name}")
         _remove_if_empty(self._views)
 

@@ -24,7 +24,7 @@ class WorkspaceLock:
         self._label = ""
 
     def take(self, *, wait: bool, label: str = "") -> bool:
-        """Lock; False if somebody else holds it and ``wait`` is not set. ``label`` tells others who we are."""
+        """Lock; False if somebody else holds it and ``wait`` is not set. ``label`` tells others who it is."""
         while True:
             if self._handle < 0:
                 self._handle, self._label = self._open(), ""
