@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -70,17 +71,18 @@ class Verdict:
 
 @contextlib.contextmanager
 def secret_fd(scene: Scene, wanted: bool) -> Iterator[tuple[int, ...]]:
-    """Descriptor 77, inheritable, on a file with the canary."""
+    """A descriptor of the caller's, inheritable, on a file with the canary."""
     if not wanted:
         yield ()
         return
     descriptor = os.open(scene.world.home / ".ssh/id_rsa", os.O_RDONLY)
-    os.dup2(descriptor, 77)
+    # The lowest free one from 77 up: this process has others, which are not to be closed.
+    leaking = fcntl.fcntl(descriptor, fcntl.F_DUPFD, 77)
     os.close(descriptor)
     try:
-        yield (77,)
+        yield (leaking,)
     finally:
-        os.close(77)
+        os.close(leaking)
 
 
 def _flags(row: Row, engine_name: str, scene: Scene) -> tuple[str, ...]:

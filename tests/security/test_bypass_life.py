@@ -9,10 +9,12 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from casemate.settings import workspace_key
 from tests.security import leaks
 from tests.security.engines import ENGINE, Request, acts_command
 from tests.security.lab import PYTHON, STARTED, drop_to, processes_with
@@ -36,6 +38,16 @@ def gone(scene: Scene, seconds: float) -> list[int]:
     while (left := alive(scene)) and time.monotonic() < end:
         time.sleep(0.02)
     return left
+
+
+def wait_until_kept(scene: Scene) -> None:
+    """Until a kill of Casemate would lose nothing of the command's work."""
+    name = f"views/{workspace_key(os.path.realpath(scene.ws))}/*/note.json"
+    state = Path("/var/lib/casemate") if scene.world.uid == 0 else scene.world.home / ".local/state/casemate"
+    end = time.monotonic() + 5
+    while not list(state.glob(name)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert list(state.glob(name)), "the command's work is not kept"
 
 
 def start(scene: Scene, *argv: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
@@ -71,7 +83,7 @@ def test_end_of_casemate_ends_the_command(casemate: Runner, scene: Scene, number
     """kill -9 and every other end of Casemate ends the whole tree, daemons that ignore signals included."""
     before = leaks.snapshot(scene.world)
     process = start(scene, "echo work >work.txt; " + STUBBORN)
-    time.sleep(0.3)  # the work of commands that end within a moment is not kept
+    wait_until_kept(scene)  # the work of commands that end within a moment is not kept
     assert len(alive(scene)) > 1, "the control: while it runs, its processes are seen from here"
     process.send_signal(number)
     if number != signal.SIGKILL:

@@ -6,6 +6,8 @@ first if there is one, which takes none of the imports of the rest.
 
 import sys
 
+__all__ = ["main"]
+
 
 def _find_packages(here: str) -> None:
     """Put the package's parent on the path, and the site-packages of an editable install's interpreter."""

@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from casemate.cli.main import tell
-from casemate.cli.render import escaped
+from casemate.cli.render import escaped, representable
 from casemate.sandbox.kept import Kept
 
 __all__ = ["main"]
@@ -81,7 +81,7 @@ def _changes(kept: Kept, *, as_json: bool) -> int:
             "interrupted": [msgspec.to_builtins(item) for item in interrupted],
             "held": [msgspec.to_builtins(item) for item in held],
         }
-        os.write(1, msgspec.json.encode(_printable(data)) + b"\n")
+        os.write(1, msgspec.json.encode(representable(data)) + b"\n")
         return 0
     lines: list[str] = []
     for item in interrupted:
@@ -98,13 +98,3 @@ def _changes(kept: Kept, *, as_json: bool) -> int:
             lines.append(f"    … and {len(entry.units) - _SHOWN} more")
     os.write(1, ("\n".join(lines) + "\n").encode() if lines else b"nothing is kept for this workspace\n")
     return 0
-
-
-def _printable(value: object) -> object:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    if isinstance(value, dict):
-        return {key: _printable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_printable(item) for item in value]
-    return value

@@ -70,6 +70,10 @@ class Sink:
             self.pending = b""
 
 
+def _noted(_number: int, _frame: object) -> None:
+    """The wake-up descriptor has told the loop; the default action must not be taken."""
+
+
 class Relay:
     """One run's streams. ``stdin``, ``stdout``, ``stderr`` are the sandbox's ends, or ``terminal`` is."""
 
@@ -153,7 +157,7 @@ class Relay:
         for name in names:
             number = int(getattr(_signal, name))
             if _signal.getsignal(number) != _signal.SIG_IGN or name == "SIGWINCH":
-                old[number] = _signal.signal(number, lambda *_: None)
+                old[number] = _signal.signal(number, _noted)
         return old
 
     def _loop(self, wake: int) -> None:

@@ -6,10 +6,19 @@ import msgspec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import cast
+
     from casemate.errors import CasemateError
     from casemate.sandbox.result import Result
 
-__all__ = ["as_json", "error_as_json", "escaped", "summary"]
+__all__ = ["as_json", "error_as_json", "escaped", "representable", "summary"]
+
+if not TYPE_CHECKING:
+
+    def cast(_kind, value):
+        """``typing.cast`` without typing."""
+        return value
+
 
 _SHOWN = 10
 
@@ -19,15 +28,16 @@ def as_json(result: Result) -> bytes:
     plain = msgspec.to_builtins(result)
     for name in ("stdout", "stderr"):
         plain.pop(name, None)
-    return msgspec.json.encode(_clean(plain))
+    return msgspec.json.encode(representable(plain))
 
 
 def error_as_json(error: CasemateError, code: int) -> bytes:
     """The same for what kept a command from running."""
-    return msgspec.json.encode(_clean({"error": error.as_dict(), "exit-code": code}), enc_hook=str)
+    return msgspec.json.encode(representable({"error": error.as_dict(), "exit-code": code}), enc_hook=str)
 
 
-def _clean(value: object) -> object:
+def representable(value: object) -> object:
+    """Plain data in which every text can be encoded: bytes that are not UTF-8 become ``\\xNN``."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -35,9 +45,10 @@ def _clean(value: object) -> object:
             return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         return value
     if isinstance(value, dict):
-        return {key: _clean(item) for key, item in value.items()}
+        items = cast("dict[object, object]", value)
+        return {key: representable(item) for key, item in items.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(item) for item in value]
+        return [representable(item) for item in cast("list[object]", value)]
     return value
 
 

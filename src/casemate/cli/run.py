@@ -23,7 +23,19 @@ if TYPE_CHECKING:
     from casemate.sandbox.locks import WorkspaceLock
     from casemate.sandbox.result import Result
 
-__all__ = ["HELP", "Conclusion", "Options", "conclude", "interrupted", "main", "parse", "request"]
+__all__ = [
+    "HELP",
+    "Conclusion",
+    "Options",
+    "conclude",
+    "finish",
+    "interrupted",
+    "main",
+    "open_report",
+    "parse",
+    "request",
+    "waiting_note",
+]
 
 HELP = """usage: casemate run [OPTION…] [--] CMD [ARG…]
 

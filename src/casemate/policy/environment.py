@@ -14,6 +14,7 @@ import msgspec
 
 from casemate.policy import paths
 from casemate.policy.paths import SYSTEM_VIEW, within_any
+from casemate.policy.tools import PRIVATE
 from casemate.settings import SANDBOX_HOME, SANDBOX_USER
 
 if TYPE_CHECKING:
@@ -249,6 +250,7 @@ class _Admission:
         self.binds: dict[str, None] = {}
         self.decided: dict[str, str | None] = {}
         self.notes: list[str] = []
+        self._homes = tuple(dict.fromkeys((home, *guard.homes)))
         shown = policy.filesystem
         mine = (workspace,) if workspace else ()
         self.visible = (*SYSTEM_VIEW, *mine, *shown.read, *shown.write, *tools.binds)
@@ -304,6 +306,9 @@ class _Admission:
             return path
         if not os.path.exists(real):
             return None
+        if reason := self._unfit(real, name):
+            self.notes.append(f"{name or 'a setting'} is not passed: {reason}")
+            return None
         try:
             paths.check_grant(real, write=False, guard=self.guard, workspace=self.workspace)
         except ValueError as error:
@@ -315,6 +320,14 @@ class _Admission:
         self.binds[os.path.normpath(path)] = None
         return path
 
+    def _unfit(self, real: str, name: str) -> str:
+        """Why a setting alone may not bring a file in, or ``""``: nobody has named it as readable."""
+        if any(within_any(real, [f"{home}/{part}" for part in PRIVATE]) for home in self._homes):
+            return "it names a place for private files"
+        if name in CERTIFICATES and os.path.isfile(real) and not _is_certificates(real):
+            return "it does not name a file of certificates"
+        return ""
+
     def root(self, value: str) -> str | None:
         """Where an installation lies, as the sandbox can name it; None when it does not see it."""
         if not value.startswith("/"):
@@ -325,6 +338,21 @@ class _Admission:
             if within_any(path, self.visible) or f"{path}/bin" in self.tools.binds:
                 return path
         return None
+
+
+def _is_certificates(file: str) -> bool:
+    """Whether a file holds certificates in PEM form and no key. Large bundles are looked at in part."""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        text = os.read(handle, 1 << 20)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return b"CERTIFICATE-----" in text and b"PRIVATE KEY-----" not in text
 
 
 # ---------------------------------------------------------------- files

@@ -26,6 +26,7 @@ __all__ = [
     "Isolation",
     "LayerInfo",
     "ManagedFile",
+    "ManagedFilesystem",
     "Network",
     "NetworkMode",
     "Policy",

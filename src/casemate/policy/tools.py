@@ -21,7 +21,7 @@ from casemate.policy.paths import SYSTEM_VIEW, holds, within_any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["DEFAULT_PATH", "Tools", "discover"]
+__all__ = ["DEFAULT_PATH", "PRIVATE", "Tools", "discover"]
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -42,7 +42,7 @@ _CREDENTIALS = (
     ".git-credentials", ".env", ".yarnrc.yml", "hosts.yml",
 )  # fmt: skip
 # Below a home, never bound whatever PATH says.
-_PRIVATE = (
+PRIVATE = (
     ".config", ".docker", ".kube", ".aws", ".azure", ".ssh", ".gnupg", ".password-store", ".mozilla",
     ".thunderbird", ".local/share/keyrings", ".local/share/uv/credentials", ".claude", ".codex", ".gemini",
 )  # fmt: skip
@@ -111,7 +111,7 @@ class _Finder:
         self.deny = deny
         self.guard = guard
         # Both spellings: PATH may name a home that is a link, and links may lead to the real one.
-        private = [f"{base}/{name}" for base in dict.fromkeys((home, *guard.homes)) for name in _PRIVATE]
+        private = [f"{base}/{name}" for base in dict.fromkeys((home, *guard.homes)) for name in PRIVATE]
         self.private = tuple(f"{path}/" for path in private)
         self.above_private = {path[:at] for path in private for at, c in enumerate(path) if c == "/"}
         self.found: dict[str, None] = {}

@@ -210,7 +210,7 @@ def kept_count(job: Job) -> int:
 
 
 def _alive(name: str) -> bool:
-    """Whether the launcher is there whose pid a run's directory is named after (a waiting sandbox has one)."""
+    """Whether the launcher is there whose pid a directory is named after (a waiting sandbox has one)."""
     try:
         return os.path.exists(f"/proc/{int(name.partition('-')[0], 16)}")
     except ValueError:

@@ -110,9 +110,20 @@ def test_proxies_pass_only_with_the_hosts_network(caller: Caller) -> None:
     assert (env["HTTPS_PROXY"], env["no_proxy"]) == ("http://proxy:3128", "localhost")
 
 
+@pytest.mark.parametrize("text", ["x", "-----BEGIN CERTIFICATE-----\n-----BEGIN RSA PRIVATE KEY-----\n"])
+def test_only_certificates_come_in_as_certificates(caller: Caller, text: str) -> None:
+    """A variable for certificates brings in a file of certificates and nothing else, keys least of all."""
+    file = caller.file("home/certs/ca.pem", text)
+    found = inside(caller, {"SSL_CERT_FILE": file})
+    assert found.binds == ()
+    assert "SSL_CERT_FILE" not in found.env
+    control = caller.file("home/certs/ca.pem", "-----BEGIN CERTIFICATE-----\n")
+    assert inside(caller, {"SSL_CERT_FILE": control}).binds == (control,)
+
+
 def test_paths_in_settings_are_bound_if_they_may_be(caller: Caller) -> None:
     """Certificates, wheels and constraints are reported; what is too broad is dropped with a note."""
-    bundle = caller.file("home/certs/ca.pem", "x")
+    bundle = caller.file("home/certs/ca.pem", "-----BEGIN CERTIFICATE-----\n")
     wheels = caller.directory("wheels")
     limits = caller.file("limits.txt", "x")
     caller.file("home/.ssh/id", "x")
