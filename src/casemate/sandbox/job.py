@@ -151,6 +151,11 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
     caches = tuple(
         (f"{places.state}/caches/{job.key}/{name}", path) for name, path in world.caches
     )
+    if caches:
+        # Commands own what is in a cache, modes included: a setuid file there must be out of others' reach.
+        store = f"{places.state}/caches"
+        os.makedirs(store, 0o700, exist_ok=True)
+        os.chmod(store, 0o700)
     for source, _ in caches:
         os.makedirs(source, 0o700, exist_ok=True)
     owners: dict[str, tuple[int, int]] = {}
