@@ -307,7 +307,7 @@ class _Admission:
         if not os.path.exists(real):
             return None
         if reason := self._unfit(real, name):
-            self.notes.append(f"{name or 'a setting'} is not passed: {reason}")
+            self.notes.append(f"{name or 'a setting'}: {real}: {reason}")
             return None
         try:
             paths.check_grant(real, write=False, guard=self.guard, workspace=self.workspace)
