@@ -98,7 +98,8 @@ class InlineRun:
             self.terminal, self.slave = terminals
         if job.plan.watch:
             tops = [site.directory] if job.plan.spec.tops_on_disk and site.tops else []
-            self._watch = Watch(job.plan.watch, tops, self._running.pid)
+            scratch = -1 if job.plan.spec.scratch_image else site.scratch
+            self._watch = Watch(job.plan.watch, tops, self._running.pid, scratch)
 
     @property
     def ended(self) -> int:

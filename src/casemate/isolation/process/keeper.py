@@ -210,7 +210,8 @@ class Keeper:
         watch = None
         if limits:
             tops = [site.directory] if spec.tops_on_disk and site.tops else []
-            watch = Watch(limits, tops, running.pid)
+            scratch = -1 if spec.scratch_image else site.scratch
+            watch = Watch(limits, tops, running.pid, scratch)
         self._runs[number] = _Run(site, running, str(message.get("note", "")), watch)
         self._by_pidfd[running.pidfd] = number
         self._by_status[running.status] = number

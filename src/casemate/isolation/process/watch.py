@@ -15,12 +15,15 @@ _MAX_DEPTH = 4096
 
 
 class Watch:
-    """Watches one sandbox. ``tops`` are the directories its writes go to; ``pid`` is its init."""
+    """Watches one sandbox. ``tops`` are the directories its writes go to; ``pid`` is its init; ``scratch``
+    is its own file system where that lies in memory, else -1.
+    """
 
-    def __init__(self, limits: dict[str, int], tops: list[str], pid: int) -> None:
+    def __init__(self, limits: dict[str, int], tops: list[str], pid: int, scratch: int = -1) -> None:
         self._limits = limits
         self._tops = tops
         self._pid = pid
+        self._scratch = scratch
         self._free_at_start = [_free(top) for top in tops]
 
     def exceeded(self) -> str:
@@ -28,10 +31,14 @@ class Watch:
         limit = self._limits.get("memory")
         if limit is not None:
             tree = _tree(self._pid)
+            files = _in_files(self._scratch)
             # Cheap and too high: pages that forked processes share are counted once for each of them.
-            most = sum(_resident(pid) for pid in tree)
-            if most > limit and sum(_proportional(pid) for pid in tree) > limit:
-                return "memory"
+            most = sum(_resident(pid) for pid in tree) + files
+            if most > limit:
+                shares = [_proportional(pid) for pid in tree]
+                # What is mapped of the files is in both numbers.
+                if sum(own for own, _ in shares) + max(sum(shared for _, shared in shares), files) > limit:
+                    return "memory"
         limit = self._limits.get("disk")
         if limit is not None and self._tops:
             # The file system's free space is one cheap call; only when it has shrunk by a quarter of the
@@ -76,14 +83,27 @@ def _resident(pid: int) -> int:
     return int(fields[1]) * 4096 if len(fields) > 1 else 0
 
 
-def _proportional(pid: int) -> int:
-    """The process's share of its anonymous and shared memory, and what of it is swapped out."""
-    wanted = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+def _in_files(scratch: int) -> int:
+    """What a file system in memory takes: its content, and about 1 KiB for each of its files."""
+    if scratch < 0:
+        return 0
+    facts = os.fstatvfs(scratch)
+    return (facts.f_blocks - facts.f_bfree) * facts.f_frsize + (facts.f_files - facts.f_ffree) * 1024
+
+
+def _proportional(pid: int) -> tuple[int, int]:
+    """The process's share of its own memory, swapped out or not, and of what lies in files of memory."""
+    own, shared = 0, 0
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
-            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(wanted))
+            for line in file:
+                if line.startswith(("Pss_Anon:", "SwapPss:")):
+                    own += int(line.split()[1]) * 1024
+                elif line.startswith("Pss_Shmem:"):
+                    shared += int(line.split()[1]) * 1024
     except OSError:
-        return 0
+        pass
+    return own, shared
 
 
 def _size(top: str) -> int:
