@@ -83,13 +83,17 @@ def map_single(inside: int, outside: int, inside_gid: int, outside_gid: int) -> 
 
 
 def make(
-    kinds: int, setup: Callable[[], None], finish: Callable[[int], None] | None = None
+    kinds: int,
+    setup: Callable[[], None],
+    finish: Callable[[int], None] | None = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> dict[int, int]:
     """New namespaces without a process: kind -> descriptor.
 
     A short-lived child makes them, since an unprivileged process cannot come back out of one, and a
-    privileged one that failed to would go on in the wrong place. ``setup`` runs in the child,
-    ``finish(pid)`` in the caller while the child waits. Raises OSError, also with what ``setup`` raised.
+    privileged one that failed to would go on in the wrong place. ``setup`` runs in the child and
+    ``meanwhile`` in the caller, then ``finish(pid)`` in the caller while the child waits. Raises OSError,
+    also with what ``setup`` raised.
     """
     ready_read, ready_write = os.pipe()
     go_read, go_write = os.pipe()
@@ -109,6 +113,8 @@ def make(
     try:
         os.close(ready_write)
         ready_write = -1
+        if meanwhile is not None:
+            meanwhile()
         answer = os.read(ready_read, 4096)
         if answer != b"r":
             code, _, text = answer[1:].decode("utf-8", "replace").partition(" ")

@@ -20,6 +20,8 @@ from casemate.sys.native import machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from casemate.isolation.process.spec import Spec
 
 __all__ = ["HOME", "Site", "SiteMaker", "Template"]
@@ -75,7 +77,9 @@ class Template:
 
     __slots__ = ("dev", "namespace", "tree")
 
-    def __init__(self, spec: Spec, place: str, *, make_nodes: bool) -> None:
+    def __init__(
+        self, spec: Spec, place: str, *, make_nodes: bool, meanwhile: Callable[[], object]
+    ) -> None:
         self.tree = self.dev = -1
 
         def setup() -> None:
@@ -86,7 +90,8 @@ class Template:
             self.dev = os.open("dev", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.tree)
 
         try:
-            self.namespace = namespaces.make(namespaces.MOUNT, setup, look)[namespaces.MOUNT]
+            made = namespaces.make(namespaces.MOUNT, setup, look, meanwhile)
+            self.namespace = made[namespaces.MOUNT]
         except OSError as error:
             raise SandboxError(
                 f"the sandbox's root cannot be built: {error.strerror}",
@@ -129,7 +134,13 @@ class SiteMaker:
         key = repr((spec.root, spec.devices))
         if key not in self._templates:
             os.makedirs(self._runtime, 0o700, exist_ok=True)
-            self._templates[key] = Template(spec, self._runtime, make_nodes=not self.rootless)
+            # The filter takes half as long as the root, which another process builds.
+            self._templates[key] = Template(
+                spec,
+                self._runtime,
+                make_nodes=not self.rootless,
+                meanwhile=lambda: self.filter(spec),
+            )
         return self._templates[key]
 
     def filter(self, spec: Spec) -> PreparedFilter:
