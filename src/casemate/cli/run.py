@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal
+import gc
 import os
 
 import msgspec
@@ -259,6 +260,7 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
             tail=TAIL,
             stdout_to=2 if "json" in options.switches else 1,
         )
+        gc.enable()
         try:
             relay.run()
         except BaseException:
