@@ -23,7 +23,7 @@ def from_os_error(error: OSError) -> CasemateError:
             errno=number,
             path=what,
         )
-    if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
+    if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ETOOMANYREFS):
         return SandboxError(
             f"the host has run out of something: {reason}",
             code="host-exhausted",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 from casemate.errors import BusyError
 from casemate.isolation.process.watch import Watch
@@ -117,7 +118,8 @@ class InlineRun:
         job, running = self._job, self._running
         assert running is not None  # noqa: S101
         if self._site is not None and not self._site.kept and time.monotonic() - job.began > _KEEP_AFTER:
-            self._launcher.keep(self._site, job.note())
+            with suppress(OSError):  # no room: the command goes on, and it is tried again at its end
+                self._launcher.keep(self._site, job.note())
         return self._watch.exceeded() if self._watch is not None else ""
 
     def signal(self, number: int) -> None:

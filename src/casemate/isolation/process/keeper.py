@@ -14,6 +14,7 @@ import os
 import resource
 import select
 import time
+from contextlib import suppress
 
 from casemate.errors import CasemateError, SandboxError
 from casemate.isolation.process import wire
@@ -127,7 +128,8 @@ class Keeper:
             if run.running is None:
                 continue
             if not run.site.kept and now - run.started > _KEEP_AFTER:
-                self._launcher.keep(run.site, run.note)
+                with suppress(OSError):  # no room: the command goes on, and it is tried again at its end
+                    self._launcher.keep(run.site, run.note)
             if run.watch is not None and not run.limit and (limit := run.watch.exceeded()):
                 run.limit = limit
                 self._launcher.kill(run.running)
@@ -358,7 +360,8 @@ class Keeper:
             if run.settled is False:
                 self._launcher.forget(run.site)
             elif run.site.tops and not all(_empty(top) for top in run.site.tops):
-                self._launcher.keep(run.site, run.note)
+                with suppress(OSError):
+                    self._launcher.keep(run.site, run.note)
             else:
                 self._launcher.forget(run.site)
             self._launcher.discard(run.site)

@@ -322,7 +322,8 @@ class Launcher:
         """Make the tops outlive this process: from here on a kill loses nothing of the command's work.
 
         The run's directory gets ``note`` and, where the tops lie on the sandbox's own file system, a
-        mount of it. Commands that end within a moment never pay for this.
+        mount of it. Commands that end within a moment never pay for this. Raises OSError where there is no
+        room for that, and may be tried again.
         """
         if site.kept:
             return
@@ -333,11 +334,11 @@ class Launcher:
             os.write(handle, note.encode("utf-8", "surrogateescape"))
         finally:
             os.close(handle)
-        site.kept = True
         if not site.spec.tops_on_disk and site.tops and not site.attached:
-            site.attached.append(f"{site.directory}/scratch")
             os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
             mounts.move_mount(site.scratch, mounts.AT_FDCWD, f"{site.directory}/scratch")
+            site.attached.append(f"{site.directory}/scratch")
+        site.kept = True
 
     def forget(self, site: Site) -> None:
         """Remove the run's directory with all that is in it."""

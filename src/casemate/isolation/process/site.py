@@ -7,6 +7,7 @@ the read-only root, is that template: a mount namespace built once.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -321,7 +322,7 @@ class SiteMaker:
         try:
             if self.rootless:
                 return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, userxattr=True)
-            return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, redirect_dir="on")
+            return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, redirect_dir="on", metacopy="off", index="off")
         finally:
             if self.attached:
                 mounts.unmount(place)
@@ -353,6 +354,8 @@ class SiteMaker:
                 mounts.idmap(part, self._id_map(owner, site.uid))
         except OSError as error:
             os.close(part)
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
+                raise  # the host has run out of something: the file system is not to blame
             raise ProtectionUnavailable(
                 f"cannot show {source} to the sandbox's own uid: {error}",
                 hint="its file system takes no id-mapped mounts; ext4, xfs, btrfs and tmpfs do",
