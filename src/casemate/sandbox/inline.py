@@ -8,17 +8,15 @@ from contextlib import suppress
 
 from casemate.errors import BusyError
 from casemate.isolation.process.watch import Watch
-from casemate.sandbox import settle
 from casemate.sandbox.failures import from_os_error
 from casemate.sandbox.locks import WorkspaceLock
-from casemate.sandbox.result import Applied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.isolation.process.launcher import Launcher, Running
     from casemate.isolation.process.site import Site
     from casemate.sandbox.job import Job
-    from casemate.sandbox.result import Result
+    from casemate.sandbox.result import Applied, Result
 
 __all__ = ["InlineRun", "busy", "lock_workspace"]
 
@@ -140,6 +138,9 @@ class InlineRun:
         assert running is not None  # noqa: S101
         assert site is not None  # noqa: S101
         try:
+            from casemate.sandbox import settle
+            from casemate.sandbox.result import Applied
+
             outcome = self._launcher.reap(running)
             self._running = None
             settle.check_failure(job, outcome)
