@@ -125,7 +125,7 @@ class Kept:
         job = msgspec.structs.replace(self.job, began_wall_ns=note.started_ns)
         try:
             applied, kept = settle.apply_tops(
-                job, tops, rootless=self.rootless, hold_base=f"{self._held}/{name}"
+                job, tops, rootless=self.rootless, hold_base=f"{self._held}/{name}", resumed=True
             )
         finally:
             for top in tops:

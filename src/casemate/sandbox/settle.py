@@ -83,15 +83,21 @@ def _where(job: Job, name: str) -> str:
     return ""
 
 
-def apply_tops(job: Job, tops: list[int], *, rootless: bool, hold_base: str) -> tuple[Applied, list[str]]:
-    """Apply every view's top to its directory, by the checked step; returns what to tell and what to keep."""
+def apply_tops(
+    job: Job, tops: list[int], *, rootless: bool, hold_base: str, resumed: bool = False
+) -> tuple[Applied, list[str]]:
+    """Apply every view's top to its directory, by the checked step; returns what to tell and what to keep.
+
+    ``resumed`` says that an apply step may have been at work with these tops before.
+    """
     total = Applied()
     kept: list[str] = []
     views = [view for view in job.plan.spec.views if view.writable] if job.plan else []
     for number, (view, top) in enumerate(zip(views, tops, strict=True)):
         hold = _HoldDirectory(f"{hold_base}/{number}")
         try:
-            report = apply(top, view.source, _options(job, view.source, hold, rootless=rootless))
+            options = _options(job, view.source, hold, rootless=rootless, resumed=resumed)
+            report = apply(top, view.source, options)
         except OSError as error:
             raise WorkspaceError(
                 f"the changes could not be applied to {view.source}: {error}",
@@ -127,7 +133,9 @@ class _HoldDirectory:
             return
 
 
-def _options(job: Job, view: str, hold: _HoldDirectory, *, rootless: bool) -> ApplyOptions:
+def _options(
+    job: Job, view: str, hold: _HoldDirectory, *, rootless: bool, resumed: bool
+) -> ApplyOptions:
     # What is hidden may also not be made: a name that was not there when the view was made has no cover.
     root = f"{view.rstrip('/')}/"
     denied = tuple(
@@ -140,6 +148,7 @@ def _options(job: Job, view: str, hold: _HoldDirectory, *, rootless: bool) -> Ap
         hold_dir=hold.descriptor,
         readable_roots=job.readable,
         protect=(*job.policy.filesystem.protect, *denied),
+        resumed=resumed,
     )
 
 

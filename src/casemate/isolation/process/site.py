@@ -130,19 +130,27 @@ class SiteMaker:
         self._filters: dict[str, PreparedFilter] = {}
         self._maps: dict[tuple[int, int, int], int] = {}
 
-    def template(self, spec: Spec) -> Template:
-        """The template of a spec; built on first use."""
+    def template(self, spec: Spec, uid: int) -> Template:
+        """The template of a spec; built on first use. Meanwhile what a site of ``uid`` takes is made ready."""
         key = repr((spec.root, spec.devices))
         if key not in self._templates:
             os.makedirs(self._runtime, 0o700, exist_ok=True)
-            # The filter takes half as long as the root, which another process builds.
             self._templates[key] = Template(
                 spec,
                 self._runtime,
                 make_nodes=not self.rootless,
-                meanwhile=lambda: self.filter(spec),
+                meanwhile=lambda: self._make_ready(spec, uid),
             )
         return self._templates[key]
+
+    def _make_ready(self, spec: Spec, uid: int) -> None:
+        """Filter and id maps: they take as long as the root, which another process builds at the time."""
+        self.filter(spec)
+        if not self.rootless:
+            # What fails here fails again where the view is made, which says whose map it was.
+            with suppress(OSError):
+                for owner in {view.owner for view in spec.views if view.owner is not None}:
+                    self._id_map(owner, uid)
 
     def filter(self, spec: Spec) -> PreparedFilter:
         """The seccomp program of a spec, ready to be installed."""
