@@ -88,9 +88,14 @@ class Launcher:
             ) from error
 
     def _new_site(self, spec: Spec) -> tuple[Site, str]:
-        template = self._maker.template(spec)
         uid = self._pool.take() if self._pool else self._own_uid
         gid = uid if self._pool else self._own_gid
+        try:
+            template = self._maker.template(spec, uid)
+        except BaseException:
+            if self._pool is not None:
+                self._pool.give_back(uid)
+            raise
         self._counter += 1
         name = f"{os.getpid():x}-{self._counter:x}"
         return Site(spec, template, uid, gid, f"{spec.keep_base}/{name}-{time.time_ns():x}"), name

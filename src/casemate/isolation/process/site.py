@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import filter as seccomp
@@ -131,7 +132,7 @@ class SiteMaker:
         self._maps: dict[tuple[int, int, int], int] = {}
 
     def template(self, spec: Spec, uid: int) -> Template:
-        """The template of a spec; built on first use. Meanwhile what a site of ``uid`` takes is made ready."""
+        """The template of a spec; built on first use, while what a site of ``uid`` takes is made ready."""
         key = repr((spec.root, spec.devices))
         if key not in self._templates:
             os.makedirs(self._runtime, 0o700, exist_ok=True)
@@ -330,7 +331,8 @@ class SiteMaker:
         try:
             if self.rootless:
                 return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, userxattr=True)
-            return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, redirect_dir="on", metacopy="off", index="off")
+            words = {"redirect_dir": "on", "metacopy": "off", "index": "off"}
+            return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, **words)
         finally:
             if self.attached:
                 mounts.unmount(place)
