@@ -26,7 +26,7 @@ ALLOWED = _names(
     msync mincore madvise shmget shmat shmctl shmdt dup dup2 pause nanosleep getitimer alarm setitimer
     getpid sendfile connect accept sendto recvfrom sendmsg recvmsg shutdown bind listen getsockname
     getpeername getsockopt fork vfork execve exit wait4 kill uname semget semop semctl msgget msgsnd
-    msgrcv msgctl fcntl flock fsync fdatasync truncate ftruncate getdents getcwd chdir fchdir rename
+    msgrcv msgctl flock fsync fdatasync truncate ftruncate getdents getcwd chdir fchdir rename
     mkdir rmdir creat link unlink symlink readlink chmod fchmod chown fchown lchown umask gettimeofday
     getrlimit getrusage sysinfo times getuid getgid setuid setgid geteuid getegid setpgid getppid
     getpgrp setsid setreuid setregid getgroups setgroups setresuid getresuid setresgid getresgid getpgid
@@ -77,7 +77,8 @@ PTRACE_ONLY = _names("ptrace process_vm_readv process_vm_writev")
 
 # Judged by their arguments, below.
 BY_ARGUMENT = _names(
-    "clone clone3 unshare socket socketpair setsockopt ioctl personality prctl memfd_create mknod mknodat"
+    "clone clone3 unshare socket socketpair setsockopt fcntl ioctl personality prctl memfd_create"
+    " mknod mknodat"
 )
 
 OPEN = _names(
@@ -210,6 +211,19 @@ def socket_cases() -> list[Case]:
     return cases
 
 
+# Leases (fcntl(2), "File and directory leases") and delegations make other programs' open() wait.
+F_SETLEASE, F_SETDELEG = 1024, 1024 + 16
+
+
+def fcntl_cases() -> list[Case]:
+    """fcntl(): the command is an unsigned int; everything but taking a lease is the caller's own affair."""
+    leases = (F_SETLEASE, F_SETDELEG)
+    cases = [Case("fcntl", (3, command | high), "deny") for command in leases for high in RUBBISH]
+    # F_DUPFD to F_GETOWNER_UIDS, F_OFD_*, F_GETLEASE to F_DUPFD_CLOEXEC, F_SETPIPE_SZ to F_SET_FILE_RW_HINT
+    usual = [*range(18), 36, 37, 38, *range(1025, 1028), 1030, *range(1031, 1039)]
+    return cases + [Case("fcntl", (3, command | high), "allow") for command in usual for high in RUBBISH]
+
+
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 USUAL_IOCTLS = {
     "TCGETS": 0x5401,
@@ -273,4 +287,4 @@ def other_cases() -> list[Case]:
     return cases
 
 
-CASES = [*clone_cases(), *socket_cases(), *ioctl_cases(), *other_cases()]
+CASES = [*clone_cases(), *socket_cases(), *fcntl_cases(), *ioctl_cases(), *other_cases()]

@@ -52,7 +52,7 @@ DEFAULT: Rule = _ABSENT
 
 _ALLOWED = """
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range dup dup2
-dup3 fcntl flock pipe pipe2 sendfile splice tee copy_file_range
+dup3 flock pipe pipe2 sendfile splice tee copy_file_range
 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
 eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime timerfd_gettime
 inotify_init inotify_init1 inotify_add_watch inotify_rm_watch
@@ -221,6 +221,12 @@ _SOCKETPAIR = When(Arg(0, _UNIX), ALLOW, When(Arg(0, _INET, _INET6), Errno(EOPNO
 _SOL_TCP, _TCP_ULP = 6, 31
 _SETSOCKOPT = When(Arg(1, _SOL_TCP), When(Arg(2, _TCP_ULP), Errno(ENOENT), ALLOW), ALLOW)
 
+# fcntl(unsigned int fd, unsigned int command, ...): a lease (F_SETLEASE, F_SETDELEG) makes whoever opens the
+# file wait for its holder, up to fs.lease-break-time (45 s), again and again. What a sandbox may only read is
+# the host's own file, and so are they who wait. EINVAL is what file systems without leases say.
+_F_SETLEASE, _F_SETDELEG = 1024, 1040
+_FCNTL = When(Arg(1, _F_SETLEASE, _F_SETDELEG), Errno(EINVAL), ALLOW)
+
 # ioctl(unsigned int fd, unsigned int command, ...). TIOCSTI types into the terminal, TIOCLINUX pastes and
 # TIOCCONS redirects the console (CVE-2017-5226 and its like: what is typed runs outside when the sandbox
 # has ended); TIOCSETD loads line disciplines, old drivers that take no capability (CVE-2017-2636,
@@ -290,6 +296,7 @@ _JUDGED: Mapping[str, Rule] = {
     "socket": _SOCKET,
     "socketpair": _SOCKETPAIR,
     "setsockopt": _SETSOCKOPT,
+    "fcntl": _FCNTL,
     "ioctl": _IOCTL,
     "personality": _PERSONALITY,
     "mknod": _MKNOD,
