@@ -311,7 +311,8 @@ class _Client:
             await self._run(words)
 
     async def _run(self, words: list[str]) -> None:
-        terminal, mask, cwd, count = words[2] == "1", int(words[3]), words[4], int(words[5])
+        terminal, *window = map(int, words[2].split())
+        mask, cwd, count = int(words[3]), words[4], int(words[5])
         argv = words[6 : 6 + count]
         environ = dict(word.split("=", 1) for word in words[6 + count :] if "=" in word)
         options = run.Options(values={}, lists={}, switches=set())
@@ -319,7 +320,14 @@ class _Client:
             options = run.parse(argv)
             keeper = self._daemon.keeper
             await keeper.ready()
-            asked = run.request(options, cwd=cwd, environ=environ, terminal=terminal, umask=mask)
+            asked = run.request(
+                options,
+                cwd=cwd,
+                environ=environ,
+                terminal=terminal == 1,
+                window=tuple(window),
+                umask=mask,
+            )
             job = prepare(asked, keeper.hierarchies, rootless=keeper.rootless)
             if job.plan is None:
                 self._tell(["not-mine"])

@@ -13,13 +13,14 @@ from __future__ import annotations
 import _signal
 import os
 import select
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["Relay", "Sink"]
+__all__ = ["Relay", "Sink", "window_size"]
 
 _CHUNK = 65536
 _TICK = 0.05
@@ -27,6 +28,22 @@ _PATIENCE = 1.0
 _ROOM = 512  # what a terminal that has any room takes at once
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ENDING = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM)
+
+
+def window_size() -> tuple[int, ...]:
+    """Rows, columns and both in pixels of the caller's terminal; 24 x 80 where it has none."""
+    if not any(os.isatty(number) for number in (0, 1, 2)):
+        return 24, 80, 0, 0
+    import fcntl
+    import termios
+
+    for number in (0, 1, 2):
+        try:
+            size = fcntl.ioctl(number, termios.TIOCGWINSZ, b"\0" * 8)
+        except OSError:
+            continue
+        return tuple(memoryview(size).cast("H"))
+    return 24, 80, 0, 0
 
 
 def _forget(poll: select.poll, descriptor: int) -> None:
@@ -405,13 +422,7 @@ class Relay:
         import fcntl
         import termios
 
-        size = b"\x18\0\x50\0\0\0\0\0"  # 24 x 80, where the caller has no terminal
-        for number in (0, 1, 2):
-            try:
-                size = fcntl.ioctl(number, termios.TIOCGWINSZ, b"\0" * 8)
-                break
-            except OSError:
-                continue
+        size = b"".join(number.to_bytes(2, sys.byteorder) for number in window_size())
         try:
             fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, size)
         except OSError:

@@ -10,7 +10,7 @@ import msgspec
 
 from casemate.cli.main import EXIT, error_text, exit_code, line, tell
 from casemate.cli.options import split
-from casemate.cli.relay import Relay
+from casemate.cli.relay import Relay, window_size
 from casemate.cli.report import ReportFile
 from casemate.cli.streams import hold_standard_descriptors, put
 from casemate.errors import CasemateError, PolicyError
@@ -119,9 +119,18 @@ def _usage(message: str) -> PolicyError:
 
 
 def request(
-    options: Options, *, cwd: str, environ: dict[str, str], terminal: bool, umask: int
+    options: Options,
+    *,
+    cwd: str,
+    environ: dict[str, str],
+    terminal: bool,
+    window: tuple[int, ...],
+    umask: int,
 ) -> Request:
-    """The request that the options make, for a caller in ``cwd`` whose streams are a terminal or not."""
+    """The request that the options make, for a caller in ``cwd`` whose streams are a terminal or not.
+
+    ``window`` is the size of its terminal, as ``relay.window_size`` gives it.
+    """
     here = os.path.realpath(cwd)
     chosen = options.values.get("workspace_dir")
     workspace = os.path.realpath(os.path.join(cwd, chosen)) if chosen is not None else here
@@ -137,6 +146,7 @@ def request(
         policy_file=os.path.join(cwd, policy) if policy is not None else None,
         flags=options.flags(cwd),
         tty=(terminal and tty == "auto" and "json" not in options.switches) or tty == "yes",
+        window=window,
         umask=umask,
     )
 
@@ -208,7 +218,9 @@ def _run(options: Options, cwd: str) -> Result:
     environ = dict(os.environ)
     terminal = os.isatty(0) and os.isatty(1)
     umask = os.umask(0o022)
-    asked = request(options, cwd=cwd, environ=environ, terminal=terminal, umask=umask)
+    asked = request(
+        options, cwd=cwd, environ=environ, terminal=terminal, window=window_size(), umask=umask
+    )
     if asked.preset == "full-access":
         return _run_bare(asked)
     # What comes while the sandbox is being made is the command's: the relay lets it through.

@@ -13,7 +13,7 @@ import sys
 
 from casemate.cli import packets
 from casemate.cli.options import split
-from casemate.cli.relay import Relay
+from casemate.cli.relay import Relay, window_size
 from casemate.cli.report import ReportFile
 from casemate.cli.streams import hold_standard_descriptors, put
 
@@ -75,7 +75,7 @@ def _ask(
     endpoint: _socket.socket, argv: list[str], cwd: str, environ: dict[str, str]
 ) -> tuple[list[str], list[int]]:
     """Ask for a run; returns the first answer that is not about waiting."""
-    terminal = "1" if os.isatty(0) and os.isatty(1) else "0"
+    terminal = " ".join(map(str, (int(os.isatty(0) and os.isatty(1)), *window_size())))
     environment = [f"{name}={value}" for name, value in environ.items()]
     mask = os.umask(0o022)
     os.umask(mask)

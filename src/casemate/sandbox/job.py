@@ -41,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     policy_file: str | None = None
     flags: FlagLayer | None = None
     tty: bool = False
+    window: tuple[int, ...] = ()
     umask: int = 0o022
 
 
@@ -94,6 +95,8 @@ def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Jo
             "no command was given", code="no-command", hint="casemate run -- COMMAND [ARGUMENT…]"
         )
     places = settings.places(request.environ)
+    _check_own(places.run, make=True)
+    _check_own(places.state, make=False)
     effective = load(
         workspace=request.workspace,
         environ=request.environ,
@@ -118,7 +121,9 @@ def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Jo
         policy=policy,
         workspace=workspace,
         plan=None,
-        late=Late(list(request.argv), {}, cwd, request.tty, umask=request.umask),
+        late=Late(
+            list(request.argv), {}, cwd, request.tty, umask=request.umask, window=request.window
+        ),
         places=places,
         readable=(),
         notes=effective.notes,
@@ -132,6 +137,36 @@ def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Jo
     _plan(job, hierarchies, rootless=rootless)
     job.check_size()
     return job
+
+
+def _check_own(directory: str, *, make: bool) -> None:
+    """See that one of Casemate's own directories is this user's.
+
+    In a place that others can write to (a runtime directory in /tmp), somebody may have made it first, and put
+    links to other directories into it. A link of this user's own is as good as a directory.
+    """
+    try:
+        if make:
+            os.makedirs(directory, 0o700, exist_ok=True)
+        ours = os.lstat(directory).st_uid == os.geteuid()
+        facts = os.stat(directory)
+        if ours and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
+            if facts.st_mode & 0o022:
+                os.chmod(directory, stat.S_IMODE(facts.st_mode) & ~0o022)
+            return
+        problem = "it is no directory of this user's"
+    except FileNotFoundError:
+        if not make:
+            return
+        problem = "it is a link to nowhere"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    raise SandboxError(
+        f"Casemate's own directory {directory} cannot be used: {problem}",
+        code="state-unusable",
+        hint="check XDG_RUNTIME_DIR and XDG_STATE_HOME",
+        path=directory,
+    )
 
 
 def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:

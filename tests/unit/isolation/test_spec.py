@@ -40,3 +40,13 @@ def test_nul_reaches_no_child(field: str) -> None:
         encode(late.as_words())
     with pytest.raises(SandboxError, match="NUL"):
         Late.from_dict(late.as_dict())
+
+
+@pytest.mark.parametrize("window", [[24, 80], [24, 80, 0, 0, 0], [-1, 80, 0, 0], [24, 1 << 16, 0, 0]])
+def test_a_terminals_size_is_checked(window: list[int]) -> None:
+    """A size that no terminal can have is refused, and does not end the keeper that would set it."""
+    data = Late(["a"], {}, "/w", True, window=(24, 80, 0, 0)).as_dict()
+    assert Late.from_dict(data).window == (24, 80, 0, 0)  # control
+    assert Late.from_dict({**data, "window": []}).window == ()
+    with pytest.raises(SandboxError, match="window"):
+        Late.from_dict({**data, "window": window})

@@ -201,6 +201,8 @@ class Launcher:
         fcntl.ioctl(master, 0x40045431, struct.pack("i", 0))  # TIOCSPTLCK: unlock
         number = struct.unpack("I", fcntl.ioctl(master, 0x80045430, b"\0\0\0\0"))[0]  # TIOCGPTN
         slave = fcntl.ioctl(master, 0x5441, flags)  # TIOCGPTPEER: needs no path
+        if late.window:  # from the start: a change would come with a signal
+            fcntl.ioctl(master, 0x5414, struct.pack("4H", *late.window))  # TIOCSWINSZ
         late.pts = f"/dev/pts/{number}"
         return [master, slave]
 

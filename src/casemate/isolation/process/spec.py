@@ -163,12 +163,20 @@ class Late:
     """The command: what may be said to a sandbox that is sealed already.
 
     ``pts`` is the path inside of the command's own terminal; the launcher fills it in when ``tty`` is set.
+    ``window`` is that terminal's size from the start: rows, columns, both in pixels; or empty.
     """
 
-    __slots__ = ("argv", "cwd", "env", "pts", "tty", "umask")
+    __slots__ = ("argv", "cwd", "env", "pts", "tty", "umask", "window")
 
     def __init__(
-        self, argv: list[str], env: dict[str, str], cwd: str, tty: bool, pts: str = "", umask: int = 0o022
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str,
+        tty: bool,
+        pts: str = "",
+        umask: int = 0o022,
+        window: tuple[int, ...] = (),
     ) -> None:
         self.argv = argv
         self.env = env
@@ -176,10 +184,13 @@ class Late:
         self.tty = tty
         self.pts = pts
         self.umask = umask & 0o777
+        self.window = window
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        data: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
+        data["window"] = list(self.window)
+        return data
 
     @classmethod
     def from_dict(cls, data: object) -> Late:
@@ -190,10 +201,16 @@ class Late:
             raise _bad("argv")
         env = {_text(key): _text(value) for key, value in _mapping(fields["env"]).items()}
         cwd, pts = _text(fields["cwd"]), _text(fields["pts"])
-        return cls(argv, env, cwd, _flag(fields["tty"]), pts, _number(fields["umask"]))
+        window = tuple(_number(value) for value in _list(fields["window"]))
+        if window and (len(window) != 4 or not all(0 <= value < 1 << 16 for value in window)):
+            raise _bad("window")
+        return cls(argv, env, cwd, _flag(fields["tty"]), pts, _number(fields["umask"]), window)
 
     def as_words(self) -> list[str]:
-        """The form in which a launcher hands it to its own child: no decoder to load at every start."""
+        """The form in which a launcher hands it to its own child: no decoder to load at every start.
+
+        The terminal's size is the launcher's business alone, and is left out.
+        """
         head = ["tty" if self.tty else "", str(self.umask), self.cwd, self.pts, str(len(self.argv))]
         return [*head, *self.argv, *(word for pair in self.env.items() for word in pair)]
 
