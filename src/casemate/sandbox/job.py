@@ -142,8 +142,8 @@ def prepare(request: Request, hierarchies: Hierarchies, *, rootless: bool) -> Jo
 def _check_own(directory: str, *, make: bool) -> None:
     """See that one of Casemate's own directories is this user's.
 
-    In a place that others can write to (a runtime directory in /tmp), somebody may have made it first, and put
-    links to other directories into it. A link of this user's own is as good as a directory.
+    In a place that others can write to (a runtime directory in /tmp), somebody may have made it first, and
+    put links to other directories into it. A link of this user's own is as good as a directory.
     """
     try:
         if make:
