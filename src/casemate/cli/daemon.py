@@ -18,7 +18,7 @@ from casemate.cli.streams import put
 from casemate.cli.thin import socket_path
 from casemate.errors import CasemateError
 from casemate.sandbox import keeper_client
-from casemate.sandbox.api import settle_command
+from casemate.sandbox.command import settle_command
 from casemate.sandbox.denials import TAIL
 from casemate.sandbox.failures import from_os_error
 from casemate.sandbox.inline import busy

@@ -12,6 +12,8 @@ from casemate.isolation.process.spec import Spec, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from casemate.policy.model import Policy
 
 __all__ = ["Facts", "Plan", "plan"]
@@ -19,6 +21,7 @@ __all__ = ["Facts", "Plan", "plan"]
 #: HOME inside, and the name that the sandbox's uid has there.
 HOME = "/home/sandbox"
 
+_TEMPORARY = ("/tmp/", "/var/tmp/")
 _MIN_SCRATCH = 64 << 20
 
 
@@ -210,6 +213,11 @@ def _views(policy: Policy, workspace: str, facts: Facts) -> list[View]:
     wanted = [(workspace, policy.filesystem.workspace == "write")]
     wanted += [(path, True) for path in policy.filesystem.write]
     wanted += [(path, False) for path in policy.filesystem.read]
+    # What else is shown lies in the root, but the places for temporary files are each sandbox's own.
+    named = [path for path, _ in wanted]
+    for path in dict.fromkeys((*facts.tools, *facts.extra_read)):
+        if path.startswith(_TEMPORARY) and not _within(path, named):
+            wanted.append((path, False))
     return [View(path, path, writable, facts.owners.get(path)) for path, writable in wanted]
 
 
@@ -219,22 +227,30 @@ def _root(policy: Policy, facts: Facts, views: list[View]) -> tuple[list[list[st
     for name, link in facts.layout.items():
         root.append(["link", f"/{name}", link] if link else ["bind", f"/{name}", f"/{name}"])
     root += [["dir", path] for path in ("/proc", "/tmp", HOME, "/run", "/var/lib", "/mnt", "/srv")]
-    root += [["link", "/var/tmp", "/tmp"], ["link", "/var/run", "/run"]]
+    inside = [view.target for view in views]
+    # One private directory under both names, unless something of the host is to be seen below the second.
+    beside = any(target.startswith("/var/tmp/") for target in inside)
+    root.append(["dir", "/var/tmp"] if beside else ["link", "/var/tmp", "/tmp"])
+    root.append(["link", "/var/run", "/run"])
     root += [["file", path, content] for path, content in facts.covers.items()]
     shown = {entry[2] for entry in root if entry[0] == "bind"}
     for path in (*facts.tools, *facts.extra_read):
-        if not any(path == other or path.startswith(f"{other}/") for other in shown):
+        if not path.startswith(_TEMPORARY) and not _within(path, shown):
             root.append(["bind", path, path])
             shown.add(path)
-    inside = [view.target for view in views]
-    hide: list[str] = []
     for view in views:
-        if not any(view.target.startswith(f"{other}/") for other in shown):
+        # Mount points below /tmp are made in each sandbox; what a bind shows is there.
+        if not view.target.startswith(_TEMPORARY) and not _within(view.target.rpartition("/")[0], shown):
             root.append(["spot" if view.source in facts.files else "dir", view.target])
     root += [["dir", target] for _, target in facts.caches if not target.startswith(f"{HOME}/")]
+    hide: list[str] = []
     for path in policy.filesystem.deny:
-        if any(path == other or path.startswith(f"{other}/") for other in inside):
+        if _within(path, inside):
             hide.append(path)
-        elif any(path == other or path.startswith(f"{other}/") for other in shown):
+        elif _within(path, shown):
             root.append(["hide", path])
     return root, hide
+
+
+def _within(path: str, roots: Iterable[str]) -> bool:
+    return any(path == root or path.startswith(f"{root}/") for root in roots)

@@ -10,17 +10,17 @@ import asyncio
 import os
 import threading
 import time
+import weakref
 from typing import Self, TypeVar
 
 import msgspec
 
 from casemate.errors import PolicyError, SandboxError
 from casemate.isolation.process.spec import Late
-from casemate.sandbox import keeper_client, settle
-from casemate.sandbox.denials import TAIL
+from casemate.sandbox import keeper_client
+from casemate.sandbox.command import Command
 from casemate.sandbox.job import Job, Request, own_umask, prepare
 from casemate.sandbox.locks import WorkspaceLock
-from casemate.sandbox.result import Applied, Result
 from casemate.settings import places
 
 TYPE_CHECKING = False
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from casemate.policy.model import FlagLayer
-    from casemate.sandbox.keeper_client import Ended, KeeperClient
+    from casemate.sandbox.keeper_client import KeeperClient
+    from casemate.sandbox.result import Result
 
     Sink = Callable[[bytes], object]
 
-__all__ = ["AsyncSandbox", "Sandbox", "settle_command"]
+__all__ = ["AsyncSandbox", "Sandbox"]
 
-_CHUNK = 65536
 T = TypeVar("T")
 
 
@@ -79,6 +79,8 @@ class AsyncSandbox:
         self._ready, self._kind = ready, kind
         self._keeper: KeeperClient | None = None
         self._job: Job | None = None
+        self._generation = 0  # of the keeper that has been told what to make ahead
+        self._closed = False
         self._opening: asyncio.Lock | None = None
         self._locks: list[WorkspaceLock] = []
 
@@ -93,6 +95,7 @@ class AsyncSandbox:
 
     async def open(self) -> Job:
         """Read the policy and start the keeper, once. ``run`` does it too."""
+        self._closed = False
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
@@ -111,16 +114,22 @@ class AsyncSandbox:
                         umask=own_umask(),
                     )
                     job = prepare(request, keeper.hierarchies, rootless=keeper.rootless)
-                    if job.plan is not None and self._ready:
-                        await keeper.pool(job.plan, self._kind, self._ready)
+                    await self._fill(keeper, job)
                 except BaseException:
                     keeper_client.release(keeper)
                     raise
                 self._keeper, self._job = keeper, job
             return self._job
 
+    async def _fill(self, keeper: KeeperClient, job: Job) -> None:
+        """Have sandboxes made ahead, once for each keeper."""
+        self._generation = keeper.generation
+        if job.plan is not None and self._ready:
+            await keeper.pool(job.plan, self._kind, self._ready)
+
     async def close(self) -> None:
-        """Give the keeper back; the last sandbox of an event loop ends it."""
+        """Give the keeper back; the last sandbox of an event loop ends it, and every command with it."""
+        self._closed = True
         while self._locks:
             self._locks.pop().close()
         if self._keeper is not None:
@@ -149,33 +158,74 @@ class AsyncSandbox:
         Raises CasemateError when the sandbox could not be made or the program not be started; a command
         that fails is a Result.
         """
+        if self._closed:
+            raise SandboxError("the sandbox is closed", code="closed", hint="open it again")
         opened = self._job if self._job is not None else await self.open()
         keeper = self._keeper
-        if keeper is None or opened.plan is None:
-            raise SandboxError("the sandbox is closed", code="closed")
+        assert keeper is not None  # noqa: S101
+        assert opened.plan is not None  # noqa: S101
         job = _job_for(opened, command, env, cwd)
-        writes = any(view.writable for view in opened.plan.spec.views)
-        lock = await self._locked(job) if writes else None
-        try:
-            return await _Command(keeper, job, stdin, timeout, on_stdout, on_stderr).run()
-        finally:
-            if lock is not None:
-                lock.release()
-                self._locks.append(lock)
-
-    async def _locked(self, job: Job) -> WorkspaceLock:
-        """Take the workspace's lock; one lock object per command under way, kept for the next ones."""
-        lock = self._locks.pop() if self._locks else WorkspaceLock(f"{job.places.run}/locks/{job.key}")
-        label = f"pid {os.getpid()}"
-        if not lock.take(wait=False, label=label):
-            waiting = asyncio.ensure_future(asyncio.to_thread(lock.take, wait=True, label=label))  # noqa: TID251
+        running = Command(keeper, job, stdin, timeout, on_stdout, on_stderr)
+        if not any(view.writable for view in opened.plan.spec.views):
+            await self._revive(keeper, job)
+            return await running.run()
+        path = f"{job.places.run}/locks/{job.key}"
+        # In this loop they queue in order; only the first has to look whether another process is done.
+        async with _queue(path):
+            lock = await self._locked(path)
             try:
-                await asyncio.shield(waiting)
-            except asyncio.CancelledError:
-                # The thread cannot be told to stop; what it gets is given back at once.
-                waiting.add_done_callback(lambda _: lock.close())
-                raise
+                await self._revive(keeper, job)
+                return await running.run()
+            finally:
+                self._give_back(lock)
+
+    def _give_back(self, lock: WorkspaceLock) -> None:
+        if self._closed:
+            lock.close()
+        else:
+            lock.release()
+            self._locks.append(lock)
+
+    async def _revive(self, keeper: KeeperClient, job: Job) -> None:
+        """Start a new keeper where the last one has died."""
+        if keeper.running and keeper.generation == self._generation:
+            return
+        await keeper.ready()
+        if keeper.generation != self._generation:
+            await self._fill(keeper, job)
+
+    async def _locked(self, path: str) -> WorkspaceLock:
+        """Take the workspace's lock; one lock object per command under way, kept for the next ones.
+
+        No thread waits for it: threads that wait for a lock could take the place of the one that is needed
+        to give it back.
+        """
+        lock = self._locks.pop() if self._locks else WorkspaceLock(path)
+        pause = 0.005
+        try:
+            while not lock.take(wait=False, label=f"pid {os.getpid()}"):
+                await asyncio.sleep(pause)
+                pause = min(0.05, pause * 1.5)
+        except BaseException:
+            lock.close()
+            raise
         return lock
+
+
+_queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[str, asyncio.Lock]]
+_queues = weakref.WeakKeyDictionary()
+
+
+def _queue(path: str) -> asyncio.Lock:
+    """The queue of a workspace's commands in this event loop, while there are any."""
+    loop = asyncio.get_running_loop()
+    queues = _queues.get(loop)
+    if queues is None:
+        queues = _queues[loop] = weakref.WeakValueDictionary()
+    lock = queues.get(path)
+    if lock is None:
+        lock = queues[path] = asyncio.Lock()
+    return lock
 
 
 def _job_for(
@@ -184,11 +234,13 @@ def _job_for(
     env: Mapping[str, str] | None,
     cwd: str | os.PathLike[str] | None,
 ) -> Job:
-    argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
+    argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [os.fsdecode(word) for word in command]
     if not argv or not argv[0]:
         raise PolicyError("no command was given", code="no-command")
     if any("\0" in text for text in argv) or (env and any("\0" in k or "\0" in v for k, v in env.items())):
         raise PolicyError("an argument or variable holds a NUL byte", code="bad-argument")
+    if env and any(not name or "=" in name for name in env):
+        raise PolicyError("a variable needs a name, and no name holds a =", code="bad-argument")
     where = opened.workspace
     if cwd is not None:
         where = os.path.normpath(os.path.join(opened.workspace, os.fspath(cwd)))
@@ -207,189 +259,6 @@ def _job_for(
     )
     job.check_size()
     return job
-
-
-class _Command:
-    """One command under way: its pipes, its limits of time and output, its end."""
-
-    def __init__(
-        self,
-        keeper: KeeperClient,
-        job: Job,
-        stdin: bytes,
-        timeout: float | None,
-        on_stdout: Sink | None,
-        on_stderr: Sink | None,
-    ) -> None:
-        self._keeper = keeper
-        self._job = job
-        self._stdin = memoryview(stdin)
-        limits = [value for value in (timeout, job.policy.resources.timeout) if value is not None]
-        self._timeout = min(limits) if limits else None
-        self._sinks = {1: on_stdout, 2: on_stderr}
-        self._output: dict[int, list[bytes]] = {1: [], 2: []}
-        self._left = job.policy.resources.output
-        self._limit = ""
-        self._number = -1
-        self._open: dict[int, int] = {}
-        self._input = -1
-        self._loop = asyncio.get_running_loop()
-        self._drained: asyncio.Future[None] = self._loop.create_future()
-        self._failed: BaseException | None = None
-
-    async def run(self) -> Result:
-        plan, job, keeper = self._job.plan, self._job, self._keeper
-        assert plan is not None  # noqa: S101
-        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
-        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
-        self._input = pipes[0][1]
-        self._open = {pipes[1][0]: 1, pipes[2][0]: 2}
-        timer: asyncio.TimerHandle | None = None
-        try:
-            try:
-                self._number, ended, _ = await keeper.start(plan, job.late, theirs, job.note())
-            finally:
-                for descriptor in theirs:
-                    os.close(descriptor)
-            self._connect()
-            if self._timeout is not None:
-                timer = self._loop.call_later(self._timeout, self._end, "timeout")
-            try:
-                message, tops = await ended
-            except asyncio.CancelledError:
-                self._end("cancelled")
-                message, tops = await self._keeper.expect(self._number)
-                await self._settle(keeper_client.Ended(message, tops))
-                raise
-            await self._drained
-            result = await self._settle(keeper_client.Ended(message, tops))
-            if self._failed is not None:
-                raise self._failed
-            return result
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self._disconnect()
-
-    def _connect(self) -> None:
-        for descriptor in self._open:
-            os.set_blocking(descriptor, False)
-            self._loop.add_reader(descriptor, self._readable, descriptor)
-        os.set_blocking(self._input, False)
-        self._writable()
-
-    def _disconnect(self) -> None:
-        for descriptor in self._open:
-            self._loop.remove_reader(descriptor)
-            os.close(descriptor)
-        self._open = {}
-        self._close_input()
-
-    def _readable(self, descriptor: int) -> None:
-        stream = self._open[descriptor]
-        try:
-            data = os.read(descriptor, _CHUNK)
-        except BlockingIOError:
-            return
-        if not data:
-            self._loop.remove_reader(descriptor)
-            os.close(descriptor)
-            del self._open[descriptor]
-            if not self._open and not self._drained.done():
-                self._drained.set_result(None)
-            return
-        if self._left is not None:
-            if len(data) > self._left:
-                data = data[: self._left]
-                self._end("output")
-            self._left -= len(data)
-        self._output[stream].append(data)
-        sink = self._sinks[stream]
-        if sink is not None and data:
-            try:
-                sink(data)
-            except Exception as error:
-                self._failed = error
-                self._sinks[stream] = None
-                self._end("callback")
-
-    def _writable(self) -> None:
-        try:
-            while self._stdin:
-                self._stdin = self._stdin[os.write(self._input, self._stdin[:_CHUNK]) :]
-        except BlockingIOError:
-            self._loop.add_writer(self._input, self._writable)
-            return
-        except OSError:  # the command has closed its stdin
-            pass
-        self._close_input()
-
-    def _close_input(self) -> None:
-        if self._input >= 0:
-            self._loop.remove_writer(self._input)
-            os.close(self._input)
-            self._input = -1
-
-    def _end(self, limit: str) -> None:
-        if not self._limit:
-            self._limit = limit
-        self._keeper.kill(self._number)
-
-    async def _settle(self, ended: Ended) -> Result:
-        stderr = b"".join(self._output[2])
-        result = await settle_command(
-            self._keeper, self._job, self._number, ended, limit=self._limit, stderr_tail=stderr[-TAIL:]
-        )
-        return msgspec.structs.replace(result, stdout=b"".join(self._output[1]), stderr=stderr)
-
-
-async def settle_command(
-    keeper: KeeperClient,
-    job: Job,
-    number: int,
-    ended: Ended,
-    *,
-    limit: str,
-    stderr_tail: bytes,
-    apply: bool = True,
-) -> Result:
-    """Apply an ended command's changes, let the keeper clean up, and say how it went.
-
-    Without ``apply`` the changes are kept for the next run to offer. Raises what kept the command from
-    running.
-    """
-    keep = False
-    try:
-        settle.check_failure(job, ended.outcome)
-        applied = Applied()
-        if any(_not_empty(top) for top in ended.tops):
-            await keeper.keep(number)
-            keep = True
-            if apply:
-                hold = f"{job.places.state}/held/{job.key}/{os.path.basename(ended.directory)}"
-                applied, kept = await asyncio.to_thread(
-                    settle.apply_tops, job, ended.tops, rootless=keeper.rootless, hold_base=hold
-                )
-                if kept:
-                    applied = msgspec.structs.replace(applied, kept=kept[0])
-                keep = not applied.complete
-    finally:
-        for top in ended.tops:
-            os.close(top)
-        keeper.settled(number, keep=keep)
-    return settle.result(
-        job,
-        ended.outcome,
-        applied,
-        limit=limit or ended.limit,
-        stderr_tail=stderr_tail,
-        disk_full=ended.disk_full,
-    )
-
-
-def _not_empty(top: int) -> bool:
-    with os.scandir(top) as entries:
-        return next(entries, None) is not None
 
 
 class Sandbox:

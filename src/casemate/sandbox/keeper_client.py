@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import os
 import socket
 import sys
@@ -76,10 +77,18 @@ class KeeperClient:
         self._number = 0
         self._waiting: dict[int | None, asyncio.Future[tuple[dict[str, object], list[int]]]] = {}
         self._known: set[str] = set()
+        self._outgoing: collections.deque[tuple[dict[str, object], list[int]]] = collections.deque()
         self.users = 0
+        self.generation = 0
+        """Counts the keepers that this client has had: what one was told, the next does not know."""
         self.hierarchies = Hierarchies(0, {}, {})
         self.rootless = False
         self._starting: asyncio.Lock = asyncio.Lock()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a keeper, as far as is known."""
+        return self._socket is not None
 
     async def ready(self) -> None:
         """Start the keeper if it is not there. Raises what it could not do (ProtectionUnavailable, …)."""
@@ -87,6 +96,7 @@ class KeeperClient:
             if self._socket is not None:
                 return
             ours = self._socket = self._spawn()
+            self.generation += 1
             hello = self.expect(None)
             asyncio.get_running_loop().add_reader(ours.fileno(), self._incoming)
             message, _ = await hello
@@ -107,7 +117,9 @@ class KeeperClient:
         try:
             # Nothing of the library's environment goes along: the keeper's children are sandboxes.
             environ = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
-            self._pid = os.posix_spawn(sys.executable, argv, environ)
+            self._pid = os.posix_spawn(
+                sys.executable, argv, environ, setsigmask=[], setsigdef=range(1, 32)
+            )
         finally:
             os.close(handle)
             theirs.close()
@@ -145,33 +157,38 @@ class KeeperClient:
 
     def _lost(self) -> None:
         """The keeper has died, and every sandbox with it."""
-        self.close()
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(
-                    SandboxError(
-                        "the keeper process has ended, and its sandboxes with it",
-                        code="keeper-lost",
-                        hint="the next run starts a new one",
-                    )
-                )
-        self._waiting.clear()
+        self.close("the keeper process has ended, and its sandboxes with it", code="keeper-lost")
 
     def _send(self, message: dict[str, object], descriptors: list[int] | None = None) -> None:
         if self._socket is None:
             raise SandboxError("the keeper process is not there", code="keeper-lost")
-        try:
+        if not self._outgoing:
+            try:
+                wire.send(self._socket, message, descriptors)
+                return
+            except BlockingIOError:
+                asyncio.get_running_loop().add_writer(self._socket.fileno(), self._flush)
+            except OSError as error:
+                raise SandboxError(f"the keeper cannot be reached: {error}", code="keeper-lost") from error
+        # The socket is full. To wait for room here could be to wait for ever: the keeper may wait in turn
+        # for its answers to be read.
+        self._outgoing.append((message, [os.dup(descriptor) for descriptor in descriptors or ()]))
+
+    def _flush(self) -> None:
+        while self._outgoing and self._socket is not None:
+            message, descriptors = self._outgoing[0]
             try:
                 wire.send(self._socket, message, descriptors)
             except BlockingIOError:
-                # The socket is full; the keeper takes one request after the other, so this does not last.
-                self._socket.setblocking(True)
-                try:
-                    wire.send(self._socket, message, descriptors)
-                finally:
-                    self._socket.setblocking(False)
-        except OSError as error:
-            raise SandboxError(f"the keeper cannot be reached: {error}", code="keeper-lost") from error
+                return
+            except OSError:
+                self._lost()
+                return
+            self._outgoing.popleft()
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_writer(self._socket.fileno())
 
     def know(self, plan: Plan) -> str:
         """Tell the keeper a plan once; returns the key by which later requests name it."""
@@ -235,18 +252,29 @@ class KeeperClient:
 
     def settled(self, number: int, *, keep: bool) -> None:
         """The changes have been dealt with; the keeper may throw the rest away (or not: ``keep``)."""
-        self._send({"op": "settled", "id": number, "keep": keep})
+        with suppress(SandboxError):  # one that has died meanwhile has thrown it away
+            self._send({"op": "settled", "id": number, "keep": keep})
 
-    def close(self) -> None:
-        """Let the keeper go: it ends its sandboxes and itself."""
+    def close(self, why: str = "the sandbox was closed while the command ran", code: str = "closed") -> None:
+        """Let the keeper go: it ends its sandboxes and itself. Whoever waits for one is told ``why``."""
         if self._socket is None:
             return
         with suppress(RuntimeError):
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._socket.fileno())
+            loop.remove_writer(self._socket.fileno())
         self._socket.close()
         self._socket = None
         self._known.clear()
-        os.waitpid(self._pid, 0)
+        while self._outgoing:
+            for descriptor in self._outgoing.popleft()[1]:
+                os.close(descriptor)
+        with suppress(ChildProcessError):  # the program waits for its children itself, or ignores them
+            os.waitpid(self._pid, 0)
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(SandboxError(why, code=code, hint="the next run starts a new keeper"))
 
 
 def _as_error(message: dict[str, object]) -> CasemateError:

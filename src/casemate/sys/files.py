@@ -26,6 +26,7 @@ __all__ = [
     "link_fd",
     "mount_id",
     "open_beneath",
+    "open_in_root",
     "rename",
     "xattrs",
 ]
@@ -35,6 +36,7 @@ BENEATH = 0x01 | 0x02 | 0x04 | 0x08
 #: Flags for a directory that is only a starting point: no right to read it is needed.
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
+_NO_MAGICLINKS, _IN_ROOT = 0x02, 0x10
 NOREPLACE, EXCHANGE = 1, 2
 
 _OPENAT2 = 437
@@ -81,7 +83,7 @@ _open_by_handle_at = ctypes.CFUNCTYPE(
 
 _pack_how = struct.Struct("=QQQ").pack  # struct open_how: flags, mode, resolve
 # The flags in use are few, and packing them costs a third of the call.
-_hows: dict[tuple[int, int], bytes] = {}
+_hows: dict[tuple[int, int, int], bytes] = {}
 
 
 def _fail(path: str | bytes) -> OSError:
@@ -102,10 +104,19 @@ def open_beneath(directory: int, path: str | bytes, flags: int, mode: int = 0) -
     The path is relative and not empty ("." is the directory itself). Raises OSError: ELOOP where a link
     is, EXDEV where the path leaves the directory or enters another mount.
     """
-    key = (flags, mode)
+    return _open(directory, path, flags, mode, BENEATH)
+
+
+def open_in_root(directory: int, path: str | bytes) -> int:
+    """Open a directory as a process would whose root is ``directory``: absolute links start there, too."""
+    return _open(directory, path, os.O_PATH | os.O_DIRECTORY, 0, _IN_ROOT | _NO_MAGICLINKS)
+
+
+def _open(directory: int, path: str | bytes, flags: int, mode: int, resolve: int) -> int:
+    key = (flags, mode, resolve)
     how = _hows.get(key)
     if how is None:
-        how = _hows[key] = _pack_how(flags | os.O_CLOEXEC, mode, BENEATH)
+        how = _hows[key] = _pack_how(flags | os.O_CLOEXEC, mode, resolve)
     for _ in range(16):
         result: int = _openat2(_OPENAT2, directory, _name(path), how, 24)
         if result >= 0:

@@ -9,6 +9,7 @@ the network's) while this process makes the file systems and the group, and wait
 
 from __future__ import annotations
 
+import _signal
 import _socket
 import gc
 import os
@@ -52,6 +53,8 @@ class Launcher:
     def __init__(self, runtime: str, *, attached: bool | None = None) -> None:
         # What is made here has the modes that are asked for; the command has its caller's mask.
         os.umask(0o022)
+        # A caller that ignores its children has its descendants ignore theirs.
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         self.rootless = not process.is_root()
         if not self.rootless and not process.has_admin():
             raise ProtectionUnavailable(

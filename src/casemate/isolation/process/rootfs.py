@@ -17,6 +17,7 @@ import stat
 
 from casemate.errors import SandboxError
 from casemate.sys import mounts
+from casemate.sys.files import open_in_root
 
 __all__ = ["become_root"]
 
@@ -72,33 +73,48 @@ def _make(root: int, store: int, entry: list[str], name: str) -> None:
     kind, target = entry[0], entry[2 if entry[0] == "bind" else 1].lstrip("/")
     if kind == "dir":
         _ensure_directory(root, target)
-    elif kind == "spot":
-        _place(root, target, is_directory=False)
-    elif kind == "link":
-        _ensure_directory(root, os.path.dirname(target))
-        os.symlink(entry[2], target, dir_fd=root)
-    elif kind == "bind":
-        source = mounts.clone_tree(mounts.AT_FDCWD, entry[1], recursive=True)
-        try:
-            mounts.restrict(source, mounts.RDONLY | mounts.NOSUID | mounts.NODEV, recursive=True)
-            _place(root, target, is_directory=stat.S_ISDIR(os.fstat(source).st_mode))
-            mounts.move_mount(source, root, target)
-        finally:
-            os.close(source)
-    elif kind in ("file", "hide"):
-        hidden = kind == "hide"
-        directory = hidden and _is_directory(root, target)
-        _stored(store, name, entry[2] if not hidden else "", directory=directory, mode=0 if hidden else 0o444)
-        source = mounts.clone_tree(store, name)
-        try:
-            mounts.restrict(source, _HIDDEN_ATTRIBUTES)
-            if not hidden:
-                _place(root, target, is_directory=False)
-            mounts.move_mount(source, root, target)
-        finally:
-            os.close(source)
-    else:
-        raise SandboxError(f"unknown kind of root entry: {kind}", code="bad-request", entry=entry)
+        return
+    parent, last = _parent(root, target)
+    try:
+        if kind == "spot":
+            _make_file(parent, last)
+        elif kind == "link":
+            os.symlink(entry[2], last, dir_fd=parent)
+        elif kind == "bind":
+            _bind(parent, last, entry[1])
+        elif kind in ("file", "hide"):
+            _cover(parent, last, store, name, None if kind == "hide" else entry[2])
+        else:
+            raise SandboxError(f"unknown kind of root entry: {kind}", code="bad-request", entry=entry)
+    finally:
+        os.close(parent)
+
+
+def _bind(parent: int, last: str, path: str) -> None:
+    source = mounts.clone_tree(mounts.AT_FDCWD, path, recursive=True)
+    try:
+        mounts.restrict(source, mounts.RDONLY | mounts.NOSUID | mounts.NODEV, recursive=True)
+        if stat.S_ISDIR(os.fstat(source).st_mode):
+            _make_directory(parent, last)
+        else:
+            _make_file(parent, last)
+        mounts.move_mount(source, parent, last)
+    finally:
+        os.close(source)
+
+
+def _cover(parent: int, last: str, store: int, name: str, content: str | None) -> None:
+    """Put a small file at a place, or (without content) something empty over what is there."""
+    directory = content is None and stat.S_ISDIR(os.stat(last, dir_fd=parent, follow_symlinks=False).st_mode)
+    _stored(store, name, content or "", directory=directory, mode=0 if content is None else 0o444)
+    source = mounts.clone_tree(store, name)
+    try:
+        mounts.restrict(source, _HIDDEN_ATTRIBUTES)
+        if content is not None:
+            _make_file(parent, last)
+        mounts.move_mount(source, parent, last)
+    finally:
+        os.close(source)
 
 
 def _stored(store: int, name: str, content: str, *, directory: bool, mode: int) -> None:
@@ -112,32 +128,41 @@ def _stored(store: int, name: str, content: str, *, directory: bool, mode: int) 
         os.close(handle)
 
 
-def _is_directory(root: int, target: str) -> bool:
-    return stat.S_ISDIR(os.stat(target, dir_fd=root, follow_symlinks=False).st_mode)
+def _parent(root: int, path: str) -> tuple[int, str]:
+    """The directory that holds ``path``, made if need be, and the last name.
 
-
-def _place(root: int, target: str, *, is_directory: bool) -> None:
-    """Make the mount point, unless something is there already (a bind shows it)."""
-    if is_directory:
-        _ensure_directory(root, target)
-        return
-    _ensure_directory(root, os.path.dirname(target))
-    try:
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=root))
-    except FileExistsError:
-        return
+    Links count as they will inside: ``/var/tmp`` leads to the sandbox's own ``/tmp``, never to the host's.
+    """
+    head, _, last = path.rpartition("/")
+    _ensure_directory(root, head)
+    return open_in_root(root, head or "."), last
 
 
 def _ensure_directory(root: int, path: str) -> None:
-    if not path:
+    if "/" not in path:
+        if path:
+            _make_directory(root, path)
         return
     try:
-        os.mkdir(path, 0o755, dir_fd=root)
-    except FileExistsError:
-        return
+        os.close(open_in_root(root, path))
     except FileNotFoundError:
-        _ensure_directory(root, os.path.dirname(path))
-        os.mkdir(path, 0o755, dir_fd=root)
+        parent, last = _parent(root, path)
+        _make_directory(parent, last)
+        os.close(parent)
+
+
+def _make_directory(parent: int, name: str) -> None:
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    except FileExistsError:  # a bind shows it
+        return
+
+
+def _make_file(parent: int, name: str) -> None:
+    try:
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=parent))
+    except FileExistsError:  # a bind shows it
+        return
 
 
 def _make_devices(root: int, extra: list[str], *, make_nodes: bool) -> None:

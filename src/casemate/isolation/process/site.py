@@ -226,7 +226,9 @@ class SiteMaker:
             os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
             mounts.attach(scratch, f"{site.directory}/scratch")
             site.attached.append(f"{site.directory}/scratch")
-        places = (("tmp", 0o1777, "/tmp"), ("shm", 0o1777, "/dev/shm"), ("home", 0o700, HOME))
+        places = [("tmp", 0o1777, "/tmp"), ("shm", 0o1777, "/dev/shm"), ("home", 0o700, HOME)]
+        if any(view.target.startswith("/var/tmp/") for view in spec.views):
+            places.append(("vartmp", 0o1777, "/var/tmp"))  # no link to /tmp then: see the plan
         for name, mode, target in places:
             os.mkdir(name, mode, dir_fd=scratch)
             if mode & 0o1000:
@@ -299,9 +301,10 @@ class SiteMaker:
     def _make_view(self, site: Site, number: int) -> None:
         view = site.spec.views[number]
         lower = self._host_directory(site, view.source, view.owner)
-        if view.target.startswith("/tmp/"):
-            directory = stat.S_ISDIR(os.fstat(lower).st_mode)
-            _make_mount_point(site.scratch, view.target.lstrip("/"), directory=directory)
+        for place, name in (("/tmp/", "tmp/"), ("/var/tmp/", "vartmp/")):
+            if view.target.startswith(place):
+                directory = stat.S_ISDIR(os.fstat(lower).st_mode)
+                _make_mount_point(site.scratch, name + view.target.removeprefix(place), directory=directory)
         if not view.writable:
             mounts.restrict(lower, mounts.RDONLY)
             site.parts.append((lower, view.target))
