@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +14,6 @@ import pytest
 from tests.cli.harness import until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.cli.harness import Caller
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("traceless")]
@@ -291,3 +292,30 @@ def test_nothing_shows_before_the_end(caller: Caller, ws: Path) -> None:
     assert os.listdir(ws) == []
     process.communicate(b"\n", timeout=20)
     assert (process.returncode, os.listdir(ws)) == (0, ["made"])
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/var/tmp"])
+def test_workspace_among_temporary_files(caller: Caller, place: str) -> None:
+    """A workspace below the host's /tmp or /var/tmp works at its own path; nothing else there is touched."""
+    base = Path(tempfile.mkdtemp(prefix="casemate-place-", dir=place))
+    base.chmod(0o755)
+    ws, index, neighbour = base / "t1" / "ws", base / "index", base / "neighbour"
+    other = Path("/tmp" if place == "/var/tmp" else "/var/tmp") / base.name
+    try:
+        for path in (ws, index, neighbour):
+            path.mkdir(parents=True)
+            os.chown(path, caller.uid, caller.uid)
+        script = "pwd; ls -d $PIP_FIND_LINKS; ls -A /tmp /var/tmp; echo x >made; : >/tmp/a; : >/var/tmp/b"
+        ended = caller.sh(ws, script, env={"PIP_FIND_LINKS": str(index)})
+        assert ended.code == 0, ended
+        lines = ended.out.decode().splitlines()
+        assert lines[:2] == [str(ws), str(index)], ended
+        assert not any("neighbour" in line for line in lines), ended
+        assert (ws / "made").read_text() == "x\n"
+        assert not other.exists(), "no mount point is made on the host"
+        assert not any(os.path.exists(name) for name in ("/tmp/a", "/var/tmp/b"))
+        elsewhere = caller.workspace()
+        assert caller.sh(elsewhere, "ls -d $PIP_FIND_LINKS", env={"PIP_FIND_LINKS": str(index)}).code == 0
+        assert not other.exists()
+    finally:
+        shutil.rmtree(base)
