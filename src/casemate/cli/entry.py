@@ -4,6 +4,7 @@ It finds its own package, so neither PYTHONPATH nor a .pth file has a say, and a
 first if there is one, which takes none of the imports of the rest.
 """
 
+import _signal
 import sys
 
 __all__ = ["main"]
@@ -24,6 +25,10 @@ def _find_packages(here: str) -> None:
 
 def main(argv: list[str]) -> int:
     """Run one command line; returns the exit code."""
+    # Until somebody takes it over Ctrl-C is the plain death that every program dies of: an exception in the
+    # middle of an import shows as a traceback, and crashes msgspec's.
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     try:
         if argv[:1] == ["run"]:
             from casemate.cli import thin

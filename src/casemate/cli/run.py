@@ -222,7 +222,7 @@ def _run(options: Options, cwd: str) -> Result:
         options, cwd=cwd, environ=environ, terminal=terminal, window=window_size(), umask=umask
     )
     if asked.preset == "full-access":
-        return _run_bare(asked)
+        return _run_bare(options, asked)
     # What comes while the sandbox is being made is the command's: the relay lets it through.
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _ENDING)
     try:
@@ -322,14 +322,14 @@ def _lock(job: Job, options: Options) -> WorkspaceLock | None:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _ENDING)
 
 
-def _run_bare(asked: Request) -> Result:
+def _run_bare(options: Options, asked: Request) -> Result:
     from casemate.sandbox import bare
     from casemate.sys.cgroups import Hierarchies
 
     job = prepare(asked, Hierarchies(0, {}, {}), rootless=True)
     for note in job.notes:
         tell(note)
-    return bare.run(job)
+    return bare.run(job, stdout_to=2 if "json" in options.switches else 1)
 
 
 def _cwd() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import os
 import time
 
@@ -17,25 +18,31 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-def run(job: Job) -> Result:
+_FORWARDED = (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
+
+
+def run(job: Job, *, stdout_to: int = 1) -> Result:
     """Run the command with the caller's own streams, files, network and rights. Nothing is enforced."""
     outcome = Outcome()
     outcome.times["fork"] = time.monotonic()
     os.chdir(job.late.cwd)
     argv = job.late.argv
+    os.umask(job.late.umask)
     try:
-        pid = os.posix_spawnp(argv[0], argv, job.late.env)
+        pid = os.posix_spawnp(
+            argv[0], argv, job.late.env, file_actions=[(os.POSIX_SPAWN_DUP2, stdout_to, 1)]
+        )
     except OSError as error:
         outcome.failure = ("X", str(error.errno), argv[0])
         settle.check_failure(job, outcome)
         raise
     outcome.times["spawned"] = time.monotonic()
-    while True:
-        try:
-            _, status, usage = os.wait4(pid, 0)
-            break
-        except KeyboardInterrupt:
-            continue  # the terminal has sent it to the command as well
+    for number in (_signal.SIGINT, _signal.SIGQUIT):  # the terminal sends them to the command as well
+        _signal.signal(number, _signal.SIG_IGN)
+    for number in _FORWARDED:
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, lambda signal, _: os.kill(pid, signal))
+    _, status, usage = os.wait4(pid, 0)
     outcome.status = status
     outcome.times["ended"] = time.monotonic()
     outcome.rusage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024)
