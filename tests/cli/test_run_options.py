@@ -247,6 +247,23 @@ def test_presets(caller: Caller, ws: Path) -> None:
     assert os.listdir(ws) == ["made"]
 
 
+def test_full_access(caller: Caller, ws: Path) -> None:
+    """Without a boundary the rest is the same: one object with --json, umask, signals, codes."""
+    flags = ("--preset", "full-access")
+    ended = caller.sh(ws, "echo out; exit 3", flags=(*flags, "--json"))
+    assert (ended.code, ended.json["boundary"]) == (3, "none")
+    assert "boundary = none" in ended.json["degraded"], ended
+    assert ended.err.endswith(b"out\n"), ended
+    before = ("/bin/sh", "-c", 'umask 027; exec "$0" "$@"')
+    assert caller.sh(ws, "umask", flags=flags, before=before).out == b"0027\n"
+    assert caller.run(ws, "no-such-program", flags=flags).code == 127
+    process = caller.start("run", *flags, "--", "/bin/sh", "-c", "echo up; exec sleep 60", cwd=ws)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    process.terminate()
+    assert caller.end(process) == 143
+
+
 def test_network_word(caller: Caller, ws: Path) -> None:
     """--network host is shown as degraded in the result; a mode that does not exist is refused."""
     probe = "cat /proc/net/route | wc -l; ls /sys/class/net 2>/dev/null; cat /proc/net/dev | wc -l"
