@@ -6,12 +6,15 @@ milliseconds, so a fast writer overshoots by what it writes in between; the offe
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
 __all__ = ["Watch"]
 
-_MAX_DEPTH = 4096
+_LONG = 2048  # of the 4096 bytes that a path may have
+_TOO_MUCH = 1 << 62
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Watch:
@@ -106,21 +109,49 @@ def _proportional(pid: int) -> tuple[int, int]:
     return own, shared
 
 
+class _Place:
+    """A directory that paths start from, open as long as one of them is still to be looked at."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __del__(self) -> None:
+        os.close(self.handle)
+
+
 def _size(top: str) -> int:
-    """Blocks of everything below; iterative, following nothing, deaf to what vanishes meanwhile."""
-    total, queue = 0, [top]
-    while queue:
-        path = queue.pop()
+    """Blocks of everything below; iterative, following nothing, deaf to what vanishes meanwhile.
+
+    However deep it is: a path that gets long starts anew from a directory on the way. What is too deep even
+    for that counts as more than there can be.
+    """
+    total = 0
+    queue: list[tuple[_Place, str]] = []
+    place, path = _Place(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)), top
+    while True:
         try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    facts = entry.stat(follow_symlinks=False)
-                    total += facts.st_blocks * 512
-                    if stat.S_ISDIR(facts.st_mode) and len(path) < _MAX_DEPTH:
-                        queue.append(entry.path)
-        except OSError:
-            continue
-    return total
+            handle = os.open(path, _DIRECTORY, dir_fd=place.handle)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                return _TOO_MUCH
+        else:
+            here = _Place(handle)
+            if len(path) > _LONG:
+                place, path = here, "."
+            try:
+                with os.scandir(handle) as entries:
+                    for entry in entries:
+                        facts = entry.stat(follow_symlinks=False)
+                        total += facts.st_blocks * 512
+                        if stat.S_ISDIR(facts.st_mode):
+                            queue.append((place, f"{path}/{entry.name}"))
+            except OSError:
+                pass
+        if not queue:
+            return total
+        place, path = queue.pop()
 
 
 def _unlinked(pid: int) -> int:
