@@ -338,16 +338,17 @@ class Launcher:
         if site.kept:
             return
         os.makedirs(site.directory, 0o700, exist_ok=True)
+        if not site.spec.tops_on_disk and site.tops and not site.attached:
+            os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
+            mounts.move_mount(site.scratch, mounts.AT_FDCWD, f"{site.directory}/scratch")
+            site.attached.append(f"{site.directory}/scratch")
+        # Last: where the note is, the work is.
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(f"{site.directory}/note.json", flags, 0o600)
         try:
             os.write(handle, note.encode("utf-8", "surrogateescape"))
         finally:
             os.close(handle)
-        if not site.spec.tops_on_disk and site.tops and not site.attached:
-            os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
-            mounts.move_mount(site.scratch, mounts.AT_FDCWD, f"{site.directory}/scratch")
-            site.attached.append(f"{site.directory}/scratch")
         site.kept = True
 
     def forget(self, site: Site) -> None:
