@@ -243,9 +243,9 @@ def kept_count(job: Job) -> int:
         if os.path.exists(f"{base}/{name}/note.json"):
             count += 1
         elif not _alive(name):
-            from casemate.isolation.process.trees import remove_tree
+            from casemate.isolation.process.trees import remove_run
 
-            remove_tree(f"{base}/{name}")
+            remove_run(f"{base}/{name}")
     return count
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
 import msgspec
 
 from casemate.errors import BusyError, WorkspaceError
-from casemate.isolation.process.trees import remove_tree
+from casemate.isolation.process.trees import remove_run, remove_tree
 from casemate.sandbox import settle
 from casemate.sandbox.job import Job, Request, prepare
 from casemate.sandbox.locks import WorkspaceLock
-from casemate.sys import mounts
 from casemate.sys.cgroups import Hierarchies
 from casemate.sys.process import is_root
 from casemate.workspace import held
@@ -138,9 +136,7 @@ class Kept:
         """Throw a killed command's changes away."""
         if name not in self._names(self._views):
             raise self._unknown(name)
-        with suppress(OSError):
-            mounts.unmount(f"{self._views}/{name}/scratch")
-        remove_tree(f"{self._views}/{name}")
+        remove_run(f"{self._views}/{name}")
         _remove_if_empty(self._views)
 
     # -- held-back changes ---------------------------------------------------------------------------

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
-__all__ = ["remove_tree"]
+from casemate.sys import mounts
+
+__all__ = ["remove_run", "remove_tree"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def remove_run(directory: str) -> None:
+    """Remove the directory of a run that is over, the mount of its private file system included."""
+    with suppress(OSError):
+        mounts.unmount(f"{directory}/scratch")
+    remove_tree(directory)
 
 
 def remove_tree(path: str) -> None:
