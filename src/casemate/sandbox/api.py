@@ -19,7 +19,7 @@ from casemate.errors import PolicyError, SandboxError
 from casemate.isolation.process.spec import Late
 from casemate.sandbox import keeper_client
 from casemate.sandbox.command import Command
-from casemate.sandbox.job import Job, Request, own_umask, prepare
+from casemate.sandbox.job import Job, Request, kept_count, own_umask, prepare
 from casemate.sandbox.locks import WorkspaceLock
 from casemate.settings import places
 
@@ -167,14 +167,14 @@ class AsyncSandbox:
         job = _job_for(opened, command, env, cwd)
         running = Command(keeper, job, stdin, timeout, on_stdout, on_stderr)
         if not any(view.writable for view in opened.plan.spec.views):
-            await self._revive(keeper, job)
+            await self._revive(keeper, job, locked=False)
             return await running.run()
         path = f"{job.places.run}/locks/{job.key}"
         # In this loop they queue in order; only the first has to look whether another process is done.
         async with _queue(path):
             lock = await self._locked(path)
             try:
-                await self._revive(keeper, job)
+                await self._revive(keeper, job, locked=True)
                 return await running.run()
             finally:
                 self._give_back(lock)
@@ -186,12 +186,14 @@ class AsyncSandbox:
             lock.release()
             self._locks.append(lock)
 
-    async def _revive(self, keeper: KeeperClient, job: Job) -> None:
-        """Start a new keeper where the last one has died."""
-        if keeper.running and keeper.generation == self._generation:
+    async def _revive(self, keeper: KeeperClient, job: Job, *, locked: bool) -> None:
+        """Start a new keeper where the last one has died, and remove what that one can no longer."""
+        if keeper.running() and keeper.generation == self._generation:
             return
         await keeper.ready()
         if keeper.generation != self._generation:
+            if locked:
+                kept_count(job)
             await self._fill(keeper, job)
 
     async def _locked(self, path: str) -> WorkspaceLock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -246,6 +247,9 @@ def kept_count(job: Job) -> int:
             from casemate.isolation.process.trees import remove_run
 
             remove_run(f"{base}/{name}")
+    if not count:
+        with suppress(OSError):
+            os.rmdir(base)
     return count
 
 

@@ -85,9 +85,12 @@ class KeeperClient:
         self.rootless = False
         self._starting: asyncio.Lock = asyncio.Lock()
 
-    @property
     def running(self) -> bool:
-        """Whether there is a keeper, as far as is known."""
+        """Whether there is a keeper; one that has died is noticed here, not by the command that meets it."""
+        if self._socket is not None:
+            with suppress(BlockingIOError):
+                if self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
+                    self._lost()
         return self._socket is not None
 
     async def ready(self) -> None:
