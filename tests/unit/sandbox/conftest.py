@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from casemate.isolation.process.trees import remove_tree
 from casemate.settings import places, workspace_key
 from tests.cli.harness import until
 
@@ -25,7 +26,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     yield {
         "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8", "CALLERS_SECRET": "hush"
     }  # fmt: skip
-    shutil.rmtree(home)
+    remove_tree(str(home))
 
 
 @pytest.fixture
