@@ -200,3 +200,37 @@ def test_a_full_state_directory_ends_no_other_command(scene: Scene) -> None:
     assert seen["False"][:2] == ("second Result\nfirst 0 2 True\n", ["added", "kept"]), seen
     assert seen["True"][0].endswith("first 0 2 True\n"), seen
     assert seen["True"][1] == ["added", "kept"], seen
+
+
+@pytest.mark.parametrize("how", ["mkdir -p new && mv private new/place", "mv private other"])
+def test_a_denied_path_stays_denied_when_its_directory_is_renamed(
+    casemate: Runner, scene: Scene, how: str
+) -> None:
+    """What is denied stays so: a rename above it must not give it another path in the next run."""
+    (scene.ws / "private/deep").mkdir(parents=True)
+    (scene.ws / "private/deep/secret").write_text(scene.token)
+    give(scene.ws, scene.world.uid)
+    deny = ("--deny", "private/deep/secret")
+    control = casemate("/bin/cat", "private/deep/secret")
+    assert scene.token in control.stdout, control.brief()
+    casemate("/bin/sh", "-c", how, flags=deny)
+    again = casemate("/bin/grep", "-rs", ".", ".", flags=deny)
+    assert scene.token not in again.stdout, again.brief()
+
+
+def test_a_denied_path_stays_denied_when_a_link_on_the_way_is_led_elsewhere(
+    casemate: Runner, scene: Scene
+) -> None:
+    """A link of the workspace through which a denied path was named is not changed by a command."""
+    for name in ("confA", "confB"):
+        (scene.ws / name).mkdir()
+    (scene.ws / "confA/secret").write_text(scene.token)
+    (scene.ws / "conf").symlink_to("confA")
+    give(scene.ws, scene.world.uid)
+    deny = ("--deny", "conf/secret")
+    control = casemate("/bin/cat", "conf/secret")
+    assert scene.token in control.stdout, control.brief()
+    casemate("/bin/ln", "-sfn", "confB", "conf", flags=deny)
+    again = casemate("/bin/cat", "confA/secret", flags=deny)
+    assert scene.token not in again.stdout, again.brief()
+    assert (scene.ws / "conf").readlink() == type(scene.ws)("confA")

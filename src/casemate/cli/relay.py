@@ -405,7 +405,7 @@ class Relay:
             raw[1] &= ~termios.OPOST
             raw[2] = (raw[2] & ~(termios.CSIZE | termios.PARENB)) | termios.CS8
             raw[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
-            termios.tcsetattr(0, termios.TCSADRAIN, raw)
+            termios.tcsetattr(0, termios.TCSANOW, raw)
         self._copy_size()
 
     def _restore_terminal(self) -> None:
@@ -414,7 +414,8 @@ class Relay:
 
             saved, self._saved = self._saved, None
             try:
-                termios.tcsetattr(0, termios.TCSADRAIN, saved)
+                # At once: a terminal that nobody reads would never be drained.
+                termios.tcsetattr(0, termios.TCSANOW, saved)
             except termios.error:
                 return  # it was hung up
 

@@ -96,6 +96,8 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
             needed="ABI 1 (Linux 5.13) or later",
             found="none",
         )
+    if facts.caches and "disk" in scopes:
+        scopes["disk"] += ", without caches"
     views = _views(policy, workspace, facts)
     root, hide = _root(policy, facts, views)
     words, degraded = _degraded(policy)

@@ -30,6 +30,7 @@ __all__ = [
     "expand",
     "guard",
     "holds",
+    "links_on_the_way",
     "refusal",
     "within_any",
 ]
@@ -126,6 +127,25 @@ def expand(text: str, *, base: str, home: str) -> str:
         return os.path.realpath(os.path.join(base, text))
     except OSError as error:
         raise ValueError(f"cannot be resolved: {error.strerror}") from None
+
+
+def links_on_the_way(text: str, *, base: str, home: str, workspace: str) -> list[str]:
+    """The symbolic links inside the workspace that lead from ``text`` to what it names.
+
+    ``Preconditions:`` ``expand`` took the text.
+    """
+    if text == "~" or text.startswith("~/"):
+        text = home + text[1:]
+    found: list[str] = []
+    queue = [os.path.normpath(os.path.join(base, text))]
+    while queue and len(found) < 40:
+        at = "/"
+        for part in queue.pop().split("/"):
+            at = os.path.join(os.path.realpath(at), part)
+            if os.path.islink(at) and at not in found and holds(workspace, at):
+                found.append(at)
+                queue.append(os.path.normpath(os.path.join(os.path.dirname(at), os.readlink(at))))
+    return found
 
 
 def check_grant(path: str, *, write: bool, guard: Guard, workspace: str) -> None:

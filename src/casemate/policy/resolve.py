@@ -219,6 +219,10 @@ def _deny(task: _Task) -> object:
         except ValueError as error:
             raise ValueError(f"{_show(text)}: {error}") from None
         found.append(path)
+        # The links of the workspace on the way are denied too: led elsewhere by one command, they would show
+        # the next one what they led to before.
+        found += paths.links_on_the_way(text, base=task.context.base, home=task.context.guard.home,
+                                        workspace=task.context.workspace)
     return _unique(found)
 
 

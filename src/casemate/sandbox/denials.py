@@ -97,7 +97,7 @@ def _likely(job: Job, line: bytes) -> list[Denial]:
             # System directories are never written: there is no line that would allow it.
             allow = "" if _within(path, SYSTEM) else f'filesystem.write = ["{parent}"]'
             denials.append(Denial(what=path, certain=False, kind="write", allow=allow))
-        elif not refused and not readable and _exists(path):
+        elif not refused and not readable and _within(path, job.places.homes):
             allow = f'filesystem.read = ["{path}"]'
             denials.append(Denial(what=path, certain=False, kind="read", allow=allow))
     if refused and not paths and read_only and any(mark in line for mark in (b"Read-only", b"EROFS")):
@@ -115,12 +115,6 @@ def _without_program(job: Job, line: bytes) -> bytes:
     name = first.decode("utf-8", "replace")
     known = (*SYSTEM, *job.readable)
     return rest if colon and name.startswith("/") and _within(name, known) else line
-
-
-def _exists(path: str) -> bool:
-    import os
-
-    return os.path.lexists(path)
 
 
 def _paths(line: bytes) -> list[str]:

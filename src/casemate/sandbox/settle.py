@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CommandNotFound", "apply_tops", "check_failure", "result"]
 
-_SIGXFSZ, _SIGKILL, _SIGXCPU = 25, 9, 24
+
+
+_SIGXFSZ, _SIGKILL = 25, 9
 
 
 class CommandNotFound(SandboxError):
@@ -35,6 +37,8 @@ def check_failure(job: Job, outcome: Outcome) -> None:
     if failure is None:
         return
     kind, *fields = failure
+    if kind == "F" and outcome.spawned:
+        return  # init broke after the command had run: its work is settled as after a kill
     if kind == "X":
         number = _errno(fields[0]) if fields else errno.ENOENT
         name = fields[1] if len(fields) > 1 else job.request.argv[0]
@@ -236,8 +240,6 @@ def _touched(
         found.append("memory")
     if signal == _SIGXFSZ or code == 128 + _SIGXFSZ:
         found.append(size)
-    if signal == _SIGXCPU:
-        found.append("cpu-time")
     if disk_full and "disk" not in found:
         found.append("disk")
     if outcome.events.get("pids_max"):

@@ -65,6 +65,10 @@ def judge_move(judge: Judge, change: Change, context: Context, hidden: set[str],
                     entry = join(new, item.name)
                     if most < 0 or len(os.fsencode(entry)) > 4000:
                         return no("too large to be judged")
+                    # What is protected by its path (a denied file) would no longer be, at another one.
+                    rule = judge.protected.match(old, item.name)
+                    if rule is not None and not rule.ask:
+                        return no(f"holds {printable(join(old, item.name))}")
                     if item.is_dir(follow_symlinks=False):
                         inner = judge.enter(context, entry, None)
                         if inner.held is not None or inner.git is not None:

@@ -81,6 +81,7 @@ class Launcher:
             namespaces.leave(namespaces.USER | namespaces.MOUNT)
             namespaces.map_single(self._own_uid, self._own_uid, self._own_gid, self._own_gid)
             mounts.make_private()
+            _halve_inotify()
         except OSError as error:
             raise ProtectionUnavailable(
                 f"this host lets user {self._own_uid} make no user namespace: {error}",
@@ -393,3 +394,18 @@ class Launcher:
         self._maker.close()
         for parent in self.hierarchies.parents():
             cgroups.remove_leftovers(parent)
+
+
+def _halve_inotify() -> None:
+    """Leave the user half of what the kernel lets one user watch: sandboxes count against the same quota.
+
+    The files written belong to the user namespace that has just been entered; nobody else's limits change.
+    """
+    for name in ("instances", "watches"):
+        try:
+            with open(f"/proc/sys/fs/inotify/max_user_{name}") as file:
+                most = int(file.read())
+            with open(f"/proc/sys/user/max_inotify_{name}", "w") as file:
+                file.write(str(max(1, most // 2)))
+        except (OSError, ValueError):
+            continue

@@ -390,6 +390,8 @@ class SiteMaker:
             mode = os.stat(inside, dir_fd=view, follow_symlinks=False).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return  # the apply step holds back whatever is made there
+        if stat.S_ISLNK(mode):
+            return  # a link on the way to what is hidden: the apply step keeps it as it is
         directory = stat.S_ISDIR(mode)
         name = "hidden-directory" if directory else "hidden-file"
         try:
