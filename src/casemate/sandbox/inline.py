@@ -146,7 +146,8 @@ class InlineRun:
             settle.check_failure(job, outcome)
             full = _is_full(site.scratch)
             if site.tops and any(_not_empty(top) for top in site.tops):
-                self._launcher.keep(site, job.note())
+                with suppress(OSError):  # no room for that: the changes are applied all the same
+                    self._launcher.keep(site, job.note())
                 self._keep = True  # whatever happens before the last change is applied
                 hold = f"{job.places.state}/held/{job.key}/{os.path.basename(site.directory)}"
                 applied, kept = settle.apply_tops(

@@ -119,17 +119,23 @@ def apply_tops(
 
 
 class _HoldDirectory:
-    """Where held-back changes go; made on first need, since most runs hold nothing back."""
+    """Where held-back changes go; ``descriptor`` is None where there is no room: the top stays then."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        os.makedirs(path, 0o700, exist_ok=True)
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.descriptor: int | None = None
+        try:
+            os.makedirs(path, 0o700, exist_ok=True)
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return
 
     def used(self) -> bool:
-        return os.path.isdir(self.path)
+        return self.descriptor is not None and os.path.isdir(self.path)
 
     def close(self) -> None:
+        if self.descriptor is None:
+            return
         os.close(self.descriptor)
         try:
             os.removedirs(self.path)  # empty: nothing was held back
