@@ -184,7 +184,9 @@ class Group:
                 return
             except FileNotFoundError:
                 parent = os.path.dirname(directory)
-                os.makedirs(parent, exist_ok=True)
+                # It looks twice, and is told that it exists when it has vanished again in between.
+                with suppress(FileExistsError):
+                    os.makedirs(parent, exist_ok=True)
             if self.version == 2:
                 try:
                     _write(f"{parent}/cgroup.subtree_control", "+memory +pids +cpu")
