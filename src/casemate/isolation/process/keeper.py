@@ -35,6 +35,7 @@ _KEEP_AFTER = 0.05
 _TICK = 0.05
 _QUIET = 0.002
 _MAX_POOL = 64
+_MOST_GARBAGE = 8
 
 
 class _Run:
@@ -78,6 +79,7 @@ class Keeper:
         self._poll = select.poll()
         self._poll.register(endpoint.fileno(), select.POLLIN)
         self._refill: list[str] = []
+        self._garbage: list[Site] = []
 
     def serve(self) -> None:
         """Serve until the client is gone, then end every sandbox."""
@@ -101,6 +103,8 @@ class Keeper:
         busy = any(run.running is not None for run in self._runs.values())
         # Making sandboxes ahead waits for a quiet moment: it would keep a command's end waiting.
         pause = _TICK if busy and self._needs_ticks() else None if busy or not self._refill else _QUIET
+        if self._garbage:
+            pause = 0.0  # whatever else is waiting comes first
         events = self._poll.poll(None if pause is None else pause * 1000)
         for descriptor, _ in events:
             if descriptor == self._socket.fileno():
@@ -110,7 +114,9 @@ class Keeper:
                 self._reported(self._by_status[descriptor])
             elif descriptor in self._by_pidfd:
                 self._ended(self._by_pidfd[descriptor])
-        if not events and not busy and self._refill:
+        if self._garbage and (not events or len(self._garbage) > _MOST_GARBAGE):
+            self._launcher.discard(self._garbage.pop(0))
+        elif not events and not busy and self._refill:
             self._fill(self._refill.pop())
         self._tick()
         return True
@@ -316,7 +322,8 @@ class Keeper:
         del self._runs[number]
         if not keep:
             self._launcher.forget(run.site)
-        self._launcher.discard(run.site)
+        # Taking it apart takes up to a millisecond, most of it waiting in the kernel: not before an answer.
+        self._garbage.append(run.site)
 
     # -- pools ------------------------------------------------------------------------------------
 
@@ -365,6 +372,9 @@ class Keeper:
             else:
                 self._launcher.forget(run.site)
             self._launcher.discard(run.site)
+        for site in self._garbage:
+            self._launcher.discard(site)
+        self._garbage.clear()
         self._launcher.close()
 
     def _let_go(self, site: Site, running: Running | None, channel: int) -> None:

@@ -392,6 +392,7 @@ class Launcher:
         if self._pool is not None:
             self._pool.close()
         self._maker.close()
+        namespaces.reap_helpers(wait=True)
         for parent in self.hierarchies.parents():
             cgroups.remove_leftovers(parent)
 
