@@ -117,7 +117,11 @@ class Keeper:
         if self._garbage and (not events or len(self._garbage) > _MOST_GARBAGE):
             self._launcher.discard(self._garbage.pop(0))
         elif not events and not busy and self._refill:
-            self._fill(self._refill.pop())
+            key = self._refill.pop()
+            self._fill(key)
+            pool = self._pools.get(key)
+            if pool is not None and len(pool.ready) < pool.size:
+                self._refill.append(key)  # more than the one that was used have gone
         self._tick()
         return True
 
