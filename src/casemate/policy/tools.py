@@ -235,7 +235,8 @@ class _Finder:
         if rustup:
             root = self.environ.get("RUSTUP_HOME") or f"{self.home}/.rustup"
             if root.startswith("/") and _exists(f"{root}/toolchains"):
-                self._parts(root, ("toolchains", "settings.toml"))
+                # update-hashes: rustup makes it where it is missing, and gives up where it cannot.
+                self._parts(root, ("toolchains", "settings.toml", "update-hashes"))
                 self.env["RUSTUP_HOME"] = root
                 for target in _link_targets(f"{root}/toolchains"):
                     self._prefix(target)

@@ -113,6 +113,7 @@ class InlineRun:
 
     def tick(self) -> str:
         """Do what is due between events; returns a watched limit that is exceeded, or ``""``."""
+        self._launcher.tidy()
         job, running = self._job, self._running
         assert running is not None  # noqa: S101
         if self._site is not None and not self._site.kept and time.monotonic() - job.began > _KEEP_AFTER:

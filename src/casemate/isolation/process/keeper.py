@@ -123,6 +123,7 @@ class Keeper:
             if pool is not None and len(pool.ready) < pool.size:
                 self._refill.append(key)  # more than the one that was used have gone
         self._tick()
+        self._launcher.tidy(wait=True)
         return True
 
     def _needs_ticks(self) -> bool:
@@ -351,6 +352,7 @@ class Keeper:
         spec, _ = self._specs[key]
         try:
             site = self._launcher.prepare(spec)
+            self._launcher.tidy(wait=True)  # this is nobody's way to a command
             if pool.kind == "slot":
                 running, channel = self._launcher.start_waiting(site)
                 pool.ready.append((site, running, channel))

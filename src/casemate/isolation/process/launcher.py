@@ -23,7 +23,7 @@ from casemate.isolation.process.ids import UidPool
 from casemate.isolation.process.outcome import Outcome, interpret, seal_error
 from casemate.isolation.process.site import Site, SiteMaker
 from casemate.isolation.process.spec import Late, Spec, encode
-from casemate.isolation.process.trees import remove_tree
+from casemate.isolation.process.trees import make_directory, remove_tree
 from casemate.sys import cgroups, mounts, namespaces, packets, process
 
 TYPE_CHECKING = False
@@ -273,6 +273,10 @@ class Launcher:
 
     # -- ending --------------------------------------------------------------------------------------
 
+    def tidy(self, *, wait: bool = False) -> None:
+        """Collect the helpers that have ended since; with ``wait`` also those that are about to."""
+        namespaces.reap_helpers(wait=wait)
+
     def read_status(self, running: Running) -> bool:
         """Take what init has written; False at its end. At most 8 KiB are ever kept."""
         chunk = os.read(running.status, 4096)
@@ -338,9 +342,9 @@ class Launcher:
         """
         if site.kept:
             return
-        os.makedirs(site.directory, 0o700, exist_ok=True)
+        make_directory(site.directory)
         if not site.spec.tops_on_disk and site.tops and not site.attached:
-            os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
+            make_directory(f"{site.directory}/scratch")
             mounts.move_mount(site.scratch, mounts.AT_FDCWD, f"{site.directory}/scratch")
             site.attached.append(f"{site.directory}/scratch")
         # Last: where the note is, the work is.

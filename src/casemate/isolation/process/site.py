@@ -15,6 +15,7 @@ from contextlib import suppress
 from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import filter as seccomp
 from casemate.isolation.process import rootfs
+from casemate.isolation.process.trees import make_directory
 from casemate.sys import cgroups, landlock, loop, mounts, namespaces
 from casemate.sys.bpf import Prepared as PreparedFilter
 from casemate.sys.landlock import EVERYTHING, READ, WRITE_DEVICE, Ruleset
@@ -223,7 +224,7 @@ class SiteMaker:
             site.ruleset.allow(site.template.dev, READ | WRITE_DEVICE)
         scratch = site.scratch = self._new_scratch(site)
         if self.attached:
-            os.makedirs(f"{site.directory}/scratch", 0o700, exist_ok=True)
+            make_directory(f"{site.directory}/scratch")
             mounts.attach(scratch, f"{site.directory}/scratch")
             site.attached.append(f"{site.directory}/scratch")
         places = [("tmp", 0o1777, "/tmp"), ("shm", 0o1777, "/dev/shm"), ("home", 0o700, HOME)]
@@ -258,7 +259,7 @@ class SiteMaker:
         size = site.spec.scratch
         if not site.spec.scratch_image:
             return mounts.filesystem("tmpfs", _FLAGS, mode="0711", size=str(size))
-        os.makedirs(site.directory, 0o700, exist_ok=True)
+        make_directory(site.directory)
         scratch = loop.make(f"{site.directory}/scratch.img", size, _FLAGS)
         handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=scratch)
         os.fchmod(handle, 0o711)
@@ -326,7 +327,7 @@ class SiteMaker:
         place = f"{site.directory}/lower{number}"
         if self.attached:
             # Before 6.13 layers are paths; the overlay takes mounts of its own from them.
-            os.makedirs(place, 0o700, exist_ok=True)
+            make_directory(place)
             mounts.attach(lower, place)
             base = site.directory if site.spec.tops_on_disk else f"{site.directory}/scratch"
             paths = {"lowerdir": place, "upperdir": f"{base}/up{number}", "workdir": f"{base}/work{number}"}
@@ -346,7 +347,7 @@ class SiteMaker:
         prefix = ""
         if site.spec.tops_on_disk:
             prefix = f"{site.directory}/"
-            os.makedirs(site.directory, 0o700, exist_ok=True)
+            make_directory(site.directory)
         handles: list[int] = []
         # The top's own mode is what the merged root directory shows.
         shown = os.stat(site.spec.views[number].source).st_mode & 0o777

@@ -7,9 +7,21 @@ from contextlib import suppress
 
 from casemate.sys import mounts
 
-__all__ = ["remove_run", "remove_tree"]
+__all__ = ["make_directory", "remove_run", "remove_tree"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def make_directory(path: str) -> None:
+    """Make a private directory and its parents.
+
+    Whoever ends a run removes parents that are empty then, perhaps just now, so it is tried again.
+    """
+    for _ in range(20):
+        with suppress(FileNotFoundError):
+            os.makedirs(path, 0o700, exist_ok=True)
+            return
+    os.makedirs(path, 0o700, exist_ok=True)
 
 
 def remove_run(directory: str) -> None:
