@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from casemate.errors import (
         BusyError,
         CasemateError,
+        CommandNotFound,
         PolicyError,
         ProtectionUnavailable,
         SandboxError,
@@ -24,6 +25,7 @@ __all__ = [
     "AsyncSandbox",
     "BusyError",
     "CasemateError",
+    "CommandNotFound",
     "Policy",
     "PolicyError",
     "ProtectionUnavailable",
@@ -40,6 +42,7 @@ _HOMES = {
     "AsyncSandbox": "casemate.sandbox",
     "BusyError": "casemate.errors",
     "CasemateError": "casemate.errors",
+    "CommandNotFound": "casemate.errors",
     "Policy": "casemate.policy.model",
     "PolicyError": "casemate.errors",
     "ProtectionUnavailable": "casemate.errors",

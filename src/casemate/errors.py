@@ -6,6 +6,7 @@
     ├── PolicyError               the policy (a file, a flag, a preset) is wrong or not allowed
     ├── ProtectionUnavailable     a required protection cannot be enforced on this host
     ├── SandboxError              the sandbox itself failed; the command is not to blame
+    │   └── CommandNotFound       the program could not be executed
     ├── WorkspaceError            the view or the apply step failed; nothing was lost
     └── BusyError                 somebody else holds what is needed
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 __all__ = [
     "BusyError",
     "CasemateError",
+    "CommandNotFound",
     "PolicyError",
     "ProtectionUnavailable",
     "SandboxError",
@@ -70,6 +72,12 @@ class SandboxError(CasemateError):
     """The sandbox could not be built or broke; the command's own failure is never reported this way."""
 
     code = "sandbox-failed"
+
+
+class CommandNotFound(SandboxError):
+    """The program could not be executed; nothing of it ran."""
+
+    code = "command-not-found"
 
 
 class WorkspaceError(CasemateError):

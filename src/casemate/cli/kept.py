@@ -28,6 +28,9 @@ def main(argv: list[str]) -> int:
     """Run one of the three verbs."""
     verb, words = argv[0], argv[1:]
     switches = {word for word in words if word.startswith("--")}
+    if switches & {"--help"} or words == ["-h"]:
+        os.write(1, USAGE.encode())
+        return 0
     names = [word for word in words if not word.startswith("--")]
     allowed = {"changes": {"--json"}, "apply": {"--all", "--overwrite"}, "discard": {"--all"}}[verb]
     if not switches <= allowed or (verb == "changes") != (not names):
@@ -39,15 +42,33 @@ def main(argv: list[str]) -> int:
             return _changes(kept, as_json="--json" in switches)
         name, paths = names[0], names[1:]
         if any(item.name == name for item in kept.interrupted()):
+            if paths or switches:
+                tell("an interrupted command's changes are applied or discarded as a whole")
+                return 2
             return _interrupted(kept, verb, name)
-        if not paths and "--all" not in switches:
+        held = {item.name: item.units for item in kept.held()}
+        if name not in held:
+            tell(f"nothing is kept under the name {escaped(name)}; `casemate changes` lists what is")
+            return 1
+        if bool(paths) == ("--all" in switches):
             tell("name the paths that you have looked at, or say --all")
             return 2
-        chosen = None if "--all" in switches else paths
+        chosen = paths or None
         if verb == "discard":
-            tell(f"discarded: {kept.discard_held(name, chosen)}")
+            tell(f"discarded: {kept.discard_held(name, chosen)} entries")
             return 0
-        report = kept.apply_held(name, chosen, overwrite="--overwrite" in switches)
+        overwrite = "--overwrite" in switches
+        if chosen is None and not overwrite:
+            # What the host changed too is nobody's by default: it has to be named, or --overwrite said.
+            chosen = []
+            for unit in held[name]:
+                if unit.reason == "conflict":
+                    tell(f"the host changed it too, so name it or say --overwrite: {escaped(unit.path)}")
+                else:
+                    chosen.append(unit.path)
+        if chosen == []:
+            return 1
+        report = kept.apply_held(name, chosen, overwrite=overwrite)
         for what, path in report.changed:
             os.write(1, f"{what} {escaped(path)}\n".encode())
         for failure in report.failed:

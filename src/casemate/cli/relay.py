@@ -387,9 +387,8 @@ class Relay:
                 continue
             if number in _ENDING:
                 self._impatient = True
-            if number == _signal.SIGINT:
                 self._interrupts += 1
-                if self._interrupts >= 2:
+                if self._interrupts >= 2:  # whoever ends it a second time means it
                     self._kill()
                     continue
             self._signal(number)

@@ -63,14 +63,15 @@ def summary(result: Result) -> list[str]:
     _listed(lines, "held back", [f"{path} ({reason})" for path, reason in applied.held])
     _listed(lines, "could not be applied", [f"{path}: {error}" for path, error in applied.failed])
     _listed(lines, "changed executables", list(applied.executables))
-    if applied.held or applied.failed:
+    if applied.kept or applied.failed:
         lines.append("casemate: kept: `casemate changes` shows them, `casemate apply` applies what you name")
     for denial in result.denials:
         if denial.kind.startswith("held-"):
             continue
         sure = "denied" if denial.certain else "probably denied"
         allow = f"; would be allowed by: {denial.allow}" if denial.allow else ""
-        lines.append(f"casemate: {sure}: {denial.kind} {escaped(denial.what)}{escaped(allow)}")
+        what = denial.what if denial.what == denial.kind else f"{denial.kind} {denial.what}"
+        lines.append(f"casemate: {sure}: {escaped(what)}{escaped(allow)}")
     return lines
 
 

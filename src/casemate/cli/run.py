@@ -322,10 +322,20 @@ def _lock(job: Job, options: Options) -> WorkspaceLock | None:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _ENDING)
 
 
+_LIMITS = {*_SCALARS} - {"network"}
+
+
 def _run_bare(options: Options, asked: Request) -> Result:
     from casemate.sandbox import bare
     from casemate.sys.cgroups import Hierarchies
 
+    asked_for = sorted(_LIMITS & options.values.keys())
+    if asked_for:
+        raise PolicyError(
+            f"without a boundary nothing can hold a limit: {', '.join(asked_for)}",
+            code="full-access-limits",
+            hint="leave the limits out, or use another preset",
+        )
     job = prepare(asked, Hierarchies(0, {}, {}), rootless=True)
     for note in job.notes:
         tell(note)

@@ -95,7 +95,8 @@ def _likely(job: Job, line: bytes) -> list[Denial]:
         elif refused and not inside:
             parent = path.rsplit("/", 1)[0] or "/"
             # System directories are never written: there is no line that would allow it.
-            allow = "" if _within(path, SYSTEM) else f'filesystem.write = ["{parent}"]'
+            broad = parent == "/" or _within(job.workspace, (parent,))
+            allow = "" if broad or _within(path, SYSTEM) else f'filesystem.write = ["{parent}"]'
             denials.append(Denial(what=path, certain=False, kind="write", allow=allow))
         elif not refused and not readable and _within(path, job.places.homes):
             allow = f'filesystem.read = ["{path}"]'
@@ -122,7 +123,7 @@ def _paths(line: bytes) -> list[str]:
     paths: list[str] = []
     text = line.decode("utf-8", "replace")
     for word in text.replace("'", " ").replace('"', " ").replace("`", " ").replace("(", " ").split():
-        word = word.strip(":,;.)]}>")
+        word = word.rstrip(":,;.)]}>").lstrip("<[{")
         start = word.find("/")
         if start < 0 or (start > 0 and word[start - 1] not in "=:"):
             continue

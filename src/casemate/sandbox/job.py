@@ -81,6 +81,9 @@ class Job(msgspec.Struct, kw_only=True):
                 "argv": [os.fsencode(word).decode("utf-8", "replace") for word in self.request.argv],
                 "started-ns": self.began_wall_ns,
                 "views": [view.source for view in self.plan.spec.views if view.writable] if self.plan else [],
+                "protect": self.policy.filesystem.protect,
+                "deny": self.policy.filesystem.deny,
+                "readable": self.readable,
             }
         ).decode()
 

@@ -7,6 +7,7 @@ import os
 import msgspec
 
 from casemate.errors import BusyError, WorkspaceError
+from casemate.isolation.process.spec import Spec, View
 from casemate.isolation.process.trees import remove_run, remove_tree
 from casemate.sandbox import settle
 from casemate.sandbox.job import Job, Request, prepare
@@ -33,6 +34,10 @@ class _Note(msgspec.Struct, rename="kebab"):
     argv: tuple[str, ...]
     started_ns: int
     views: tuple[str, ...]
+    # What the command's own policy protected, hid and could read.
+    protect: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
 
 
 class Interrupted(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,15 +117,14 @@ class Kept:
         assert self.job.plan is not None  # noqa: S101
         if note is None:
             raise self._unknown(name)
-        views = [view.source for view in self.job.plan.spec.views if view.writable]
-        if list(note.views) != views:
+        tops = [self._top(name, number) for number in range(len(note.views))]
+        if -1 in tops:
             raise WorkspaceError(
-                "the command ran under a policy with other writable directories",
-                code="views-differ",
-                hint=f"use the policy that it ran under; it wrote to {', '.join(note.views)}",
+                "the changes are gone: they were kept in memory, and the machine was started anew",
+                code="nothing-kept",
+                hint=f"casemate discard {name}",
             )
-        tops = [self._top(name, number) for number in range(len(views))]
-        job = msgspec.structs.replace(self.job, began_wall_ns=note.started_ns)
+        job = self._as_it_ran(note)
         try:
             applied, kept = settle.apply_tops(
                 job, tops, rootless=self.rootless, hold_base=f"{self._held}/{name}", resumed=True
@@ -131,6 +135,25 @@ class Kept:
         if applied.complete:
             self.discard_interrupted(name)
         return msgspec.structs.replace(applied, kept=kept[0]) if kept else applied
+
+    def _as_it_ran(self, note: _Note) -> Job:
+        """A job with the directories, the protection and the sight of the command that was interrupted."""
+        plan, policy = self.job.plan, self.job.policy
+        assert plan is not None  # noqa: S101
+        spec = Spec.from_dict(plan.spec.as_dict())
+        spec.views = [View(path, path, True, None) for path in note.views]
+        filesystem = msgspec.structs.replace(
+            policy.filesystem,
+            protect=(*policy.filesystem.protect, *note.protect),
+            deny=(*policy.filesystem.deny, *note.deny),
+        )
+        return msgspec.structs.replace(
+            self.job,
+            began_wall_ns=note.started_ns,
+            plan=msgspec.structs.replace(plan, spec=spec),
+            policy=msgspec.structs.replace(policy, filesystem=filesystem),
+            readable=note.readable or self.job.readable,
+        )
 
     def discard_interrupted(self, name: str) -> None:
         """Throw a killed command's changes away."""
@@ -144,10 +167,11 @@ class Kept:
     def held(self) -> list[Held]:
         """What apply steps held back and kept."""
         found: list[Held] = []
-        assert self.job.plan is not None  # noqa: S101
-        views = [view.source for view in self.job.plan.spec.views if view.writable]
         for name in self._names(self._held):
+            views = self._held_views(name)
             for number in self._names(f"{self._held}/{name}"):
+                if not number.isdigit():
+                    continue
                 handle = self._hold(name, number)
                 units = tuple(held.units(handle))
                 os.close(handle)
@@ -158,11 +182,14 @@ class Kept:
 
     def apply_held(self, name: str, paths: list[str] | None, *, overwrite: bool) -> ApplyReport:
         """Apply held-back changes that a person has looked at; None for all of that run."""
-        handle = self._hold(*name.split("/", 1))
-        assert self.job.plan is not None  # noqa: S101
-        views = [view.source for view in self.job.plan.spec.views if view.writable]
+        run, _, number = name.partition("/")
+        handle = self._hold(run, number)
+        views = self._held_views(run)
         try:
-            report = held.take(handle, views[int(name.split("/")[1])], paths, overwrite=overwrite)
+            self._check_paths(handle, name, paths)
+            if not number.isdigit() or int(number) >= len(views):
+                raise self._unknown(name)
+            report = held.take(handle, views[int(number)], paths, overwrite=overwrite)
         finally:
             os.close(handle)
         self._tidy(name)
@@ -172,6 +199,7 @@ class Kept:
         """Throw held-back changes away; returns how many entries that were."""
         handle = self._hold(*name.split("/", 1))
         try:
+            self._check_paths(handle, name, paths)
             count = held.discard(handle, paths)
         finally:
             os.close(handle)
@@ -185,9 +213,31 @@ class Kept:
         empty = not held.units(handle)
         os.close(handle)
         if empty:
+            run = f"{self._held}/{name.split('/', 1)[0]}"
             remove_tree(f"{self._held}/{name}")
-            _remove_if_empty(f"{self._held}/{name.split('/', 1)[0]}")
+            if self._names(run) == [settle.HELD_VIEWS]:
+                remove_tree(run)
+            _remove_if_empty(run)
             _remove_if_empty(self._held)
+
+    def _held_views(self, name: str) -> list[str]:
+        """The directories of a run that held something back, by number."""
+        try:
+            with open(f"{self._held}/{os.path.basename(name)}/{settle.HELD_VIEWS}", "rb") as file:
+                return msgspec.json.decode(file.read(1 << 20), type=list[str])
+        except (OSError, msgspec.DecodeError):
+            return [self.job.workspace]
+
+    def _check_paths(self, handle: int, name: str, paths: list[str] | None) -> None:
+        known = {unit.path for unit in held.units(handle)}
+        unknown = [path for path in paths or () if path not in known]
+        if unknown:
+            raise WorkspaceError(
+                f"nothing is held back under {', '.join(unknown)} in {name}",
+                code="nothing-kept",
+                hint="casemate changes",
+                name=name,
+            )
 
     def _hold(self, name: str, number: str = "0") -> int:
         try:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import suppress
 
-from casemate.errors import SandboxError, WorkspaceError
+import msgspec
+
+from casemate.errors import CommandNotFound, SandboxError, WorkspaceError
 from casemate.sandbox import denials
 from casemate.sandbox.result import Applied, Result
 from casemate.workspace.apply import apply
@@ -18,17 +21,11 @@ if TYPE_CHECKING:
     from casemate.sandbox.job import Job
     from casemate.workspace.report import ApplyReport
 
-__all__ = ["CommandNotFound", "apply_tops", "check_failure", "result"]
+__all__ = ["HELD_VIEWS", "apply_tops", "check_failure", "result"]
 
-
-
+#: Beside what a run held back: the directories that its numbers stand for.
+HELD_VIEWS = "views.json"
 _SIGXFSZ, _SIGKILL = 25, 9
-
-
-class CommandNotFound(SandboxError):
-    """The program could not be executed; nothing of it ran."""
-
-    code = "command-not-found"
 
 
 def check_failure(job: Job, outcome: Outcome) -> None:
@@ -115,6 +112,9 @@ def apply_tops(
             kept.append(hold.path)
         prefix = "" if number == 0 and view.source == job.workspace else f"{view.source}/"
         total = _merge(total, report, prefix)
+    if kept:
+        with suppress(OSError), open(f"{hold_base}/{HELD_VIEWS}", "wb") as file:
+            file.write(msgspec.json.encode([view.source for view in views]))
     return total, kept
 
 

@@ -62,7 +62,7 @@ MANAGERS = {
     "cargo and rustup": (
         (".cargo/bin",),
         (".cargo/bin/rustup", ".cargo/bin/cargo", ".rustup/toolchains/stable/bin/rustc",
-        ".rustup/settings.toml"),
+        ".rustup/settings.toml", ".rustup/update-hashes/stable"),
         (".cargo/credentials.toml", ".cargo/credentials", ".cargo/config.toml", ".cargo/registry/x"),
         {"RUSTUP_HOME": ".rustup"},
     ),

@@ -192,6 +192,7 @@ try:
 except KeyError:
     pass
 assert fds() == before
+namespaces.reap_helpers(wait=True)
 try:
     os.waitpid(-1, os.WNOHANG)
     print("a child is left")
