@@ -336,3 +336,16 @@ def test_workspace_among_temporary_files(caller: Caller, place: str) -> None:
         assert not other.exists()
     finally:
         shutil.rmtree(base)
+
+
+def test_policy_file_of_root(caller: Caller, ws: Path) -> None:
+    """A policy file of root's counts for everybody; one that others may write does not."""
+    file = caller.base / "roots.toml"
+    file.write_text('version = 1\n[environment]\nset = { FROM = "root" }\n')
+    file.chmod(0o644)
+    ended = caller.sh(ws, "echo $FROM", flags=("--policy", str(file)))
+    assert (ended.code, ended.out) == (0, b"root\n"), ended
+    file.chmod(0o666)
+    refused = caller.sh(ws, "echo ran >ran", flags=("--policy", str(file)))
+    assert refused.code == 126, refused
+    assert not (ws / "ran").exists()

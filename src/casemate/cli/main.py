@@ -17,8 +17,8 @@ USAGE = """usage: casemate COMMAND [OPTION…]
   run [OPTION…] -- CMD [ARG…]   run a command behind the boundary (`casemate run --help`)
   doctor [--json]               what this host can enforce, what is missing, how to get it
   changes                       changes that were held back or kept of interrupted commands
-  apply [ID] [PATH…]            apply kept changes after you have looked at them
-  discard [ID]                  throw kept changes away
+  apply ID [PATH…]              apply kept changes after you have looked at them
+  discard ID [PATH…]            throw kept changes away
   init                          write a starter casemate.toml
   trust [--revoke|--list]       let this project's casemate.toml grant what it asks for
   policy show|check|schema|diff what holds, and which layer said so
@@ -39,6 +39,9 @@ def dispatch(argv: list[str]) -> int:
             from casemate.cli import policy_cmds
 
             return policy_cmds.main(argv)
+        if name in ("doctor", "daemon") and argv[1:2] in (["--help"], ["-h"]):
+            os.write(1, USAGE.encode())
+            return 0
         if name == "doctor":
             from casemate.cli import doctor
 

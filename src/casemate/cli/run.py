@@ -239,10 +239,15 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
     from casemate.isolation.process.launcher import Launcher
     from casemate.sandbox import inline
     from casemate.settings import places
+    from casemate.sys import cgroups
+    from casemate.sys.process import is_root
 
-    launcher = Launcher(places(asked.environ).run)
+    # Before the launcher, which may enter a user namespace: from inside one root's files look like nobody's,
+    # and who owns a policy or a tool counts.
+    hierarchies = cgroups.detect()
+    job = prepare(asked, hierarchies, rootless=not is_root())
+    launcher = Launcher(places(asked.environ).run, hierarchies=hierarchies)
     try:
-        job = prepare(asked, launcher.hierarchies, rootless=launcher.rootless)
         if "quiet" not in options.switches:
             for note in job.notes:
                 tell(note)

@@ -172,7 +172,7 @@ def _restrictions(bounds: merge.Bounds) -> Layer:
 
 def _operator(policy_file: str | None, where: settings.Places, context: resolve.Context) -> Layer | None:
     if policy_file is not None:
-        source, raw = open_policy(policy_file, name="policy")
+        source, raw = open_policy(policy_file, name="policy", owned=True)
     else:
         data = read_file(where.user, owned=True)
         if data is None:
@@ -249,9 +249,9 @@ def project_grants(
     return merge.widening(Layer(source=Source(name="preset"), values=presets.values(presets.DEFAULT)), layer)
 
 
-def open_policy(file: str, *, name: str) -> tuple[Source, RawPolicy]:
+def open_policy(file: str, *, name: str, owned: bool = False) -> tuple[Source, RawPolicy]:
     """Read and parse a policy file that must exist. Raises PolicyError."""
-    data = read_file(file)
+    data = read_file(file, owned=owned)
     if data is None:
         raise PolicyError(f"{file}: no such file", code="policy-missing", file=file)
     from casemate.policy import parse

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 import msgspec
 
 from casemate.errors import BusyError, WorkspaceError
-from casemate.isolation.process.spec import Spec, View
+from casemate.isolation.process.spec import View
 from casemate.isolation.process.trees import remove_run, remove_tree
 from casemate.sandbox import settle
 from casemate.sandbox.job import Job, Request, prepare
@@ -140,7 +141,7 @@ class Kept:
         """A job with the directories, the protection and the sight of the command that was interrupted."""
         plan, policy = self.job.plan, self.job.policy
         assert plan is not None  # noqa: S101
-        spec = Spec.from_dict(plan.spec.as_dict())
+        spec = copy.copy(plan.spec)
         spec.views = [View(path, path, True, None) for path in note.views]
         filesystem = msgspec.structs.replace(
             policy.filesystem,

@@ -50,7 +50,9 @@ class Running:
 class Launcher:
     """One per process. ``Preconditions:`` single-threaded; for rootless use, no other user namespace."""
 
-    def __init__(self, runtime: str, *, attached: bool | None = None) -> None:
+    def __init__(
+        self, runtime: str, *, hierarchies: cgroups.Hierarchies | None = None, attached: bool | None = None
+    ) -> None:
         # What is made here has the modes that are asked for; the command has its caller's mask.
         os.umask(0o022)
         # A caller that ignores its children has its descendants ignore theirs.
@@ -69,7 +71,7 @@ class Launcher:
         self._own_uid, self._own_gid = os.geteuid(), os.getegid()
         self._alive_read, self._alive_write = os.pipe()
         os.set_blocking(self._alive_read, False)
-        self.hierarchies = cgroups.detect()
+        self.hierarchies = cgroups.detect() if hierarchies is None else hierarchies
         if self.rootless:
             self._enter_user_namespace()
         process.drop_bounding_set()
