@@ -47,14 +47,14 @@ def test_signal_that_is_handled(caller: Caller, ws: Path) -> None:
     assert (ws / "done").read_text() == "cleaned\n"
 
 
-def test_two_interrupts_kill(caller: Caller, ws: Path) -> None:
-    """The second SIGINT ends a command that ignores the first."""
-    process = start(caller, ws, "trap 'echo no' INT TERM; echo up; while :; do sleep 0.05; done")
+@pytest.mark.parametrize("second", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_two_interrupts_kill(caller: Caller, ws: Path, second: str) -> None:
+    """The first signal that ends programs is the command's to handle; the second one ends it."""
+    process = start(caller, ws, "trap 'echo no' INT TERM HUP; echo up; while :; do sleep 0.05; done")
     assert process.stdout is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        process.send_signal(number)
-        assert process.stdout.readline() == b"no\n"
     process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == b"no\n"
+    process.send_signal(getattr(signal, second))
     assert caller.end(process) == 137
 
 
