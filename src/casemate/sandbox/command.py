@@ -66,12 +66,14 @@ class Command:
         self._open = {pipes[1][0]: 1, pipes[2][0]: 2}
         timer: asyncio.TimerHandle | None = None
         try:
+            # All that can be done before the keeper is asked: it and the child that it makes want a
+            # processor each from then on.
+            self._connect()
             try:
                 self._number, ended, _ = await keeper.start(plan, job.late, theirs, job.note())
             finally:
                 for descriptor in theirs:
                     os.close(descriptor)
-            self._connect()
             if self._timeout is not None:
                 timer = self._loop.call_later(self._timeout, self._end, "timeout")
             try:
