@@ -38,6 +38,23 @@ def test_held_changes_of_a_second_directory(caller: Caller, ws: Path) -> None:
     assert kept(caller, ws)["held"] == []
 
 
+def test_from_another_directory(caller: Caller, ws: Path) -> None:
+    """-C names the workspace; -- ends the switches; an unknown switch or directory changes nothing."""
+    away = caller.workspace()
+    assert caller.sh(ws, "echo x >.envrc; echo y >.mcp.json").code == 0
+    name = str(kept(caller, ws)["held"][0]["name"])
+    assert kept(caller, away)["held"] == []
+    assert caller.cli("apply", "-C", str(ws / "nosuch"), name, "--all", cwd=away).code == 2
+    assert caller.cli("apply", "-C", str(ws), name, "--al", cwd=away).code == 2
+    assert caller.cli("apply", "-C", str(ws), name, "--", "--all", cwd=away).code == 125
+    assert sorted(os.listdir(ws)) == []
+    applied = caller.cli("apply", "-C", str(ws), name, "--", ".envrc", cwd=away)
+    assert (applied.code, sorted(os.listdir(ws)), os.listdir(away)) == (0, [".envrc"], []), applied
+    listed = caller.cli("changes", "--json", "-C", str(ws), cwd=away)
+    assert b".mcp.json" in listed.out, listed
+    assert b".envrc" not in listed.out, listed
+
+
 def test_words_that_name_nothing(caller: Caller, ws: Path) -> None:
     """An unknown name or path, or both paths and --all, changes nothing and says so."""
     assert caller.sh(ws, "echo x >.envrc; echo y >.mcp.json").code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,31 +13,64 @@ from casemate.sandbox.kept import Kept
 
 __all__ = ["main"]
 
-USAGE = """usage: casemate changes [--json]
-       casemate apply ID [PATH…] [--all] [--overwrite]
-       casemate discard ID [PATH…] [--all]
+USAGE = """usage: casemate changes [-C DIR] [--json]
+       casemate apply [-C DIR] ID [PATH…] [--all] [--overwrite]
+       casemate discard [-C DIR] ID [PATH…] [--all]
 
 `changes` lists what was held back (with the reason) and what interrupted commands left.
 ID is a name from that list. Of held-back changes name the paths, or say --all; an interrupted
 command's changes are applied as at its end: what is protected is held back.
+  -C DIR        the workspace (default: the present directory)
   --overwrite   also replace what has changed on the host since
+  --            what follows are names, even if they begin with a hyphen
 """
+_SWITCHES = {"changes": {"--json"}, "apply": {"--all", "--overwrite"}, "discard": {"--all"}}
 _SHOWN = 50
+
+
+class _Words(NamedTuple):
+    switches: set[str]
+    names: list[str]
+    directory: str
+
+
+def _parse(verb: str, words: list[str]) -> _Words | None:
+    """Take the words apart; None if they are not of the usage."""
+    switches: set[str] = set()
+    names: list[str] = []
+    directory = "."
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            names += rest
+        elif word == "-C":
+            directory = next(rest, "")
+        elif word in _SWITCHES[verb]:
+            switches.add(word)
+        elif word.startswith("-"):
+            return None
+        else:
+            names.append(word)
+    if (verb == "changes") != (not names):
+        return None
+    return _Words(switches, names, directory)
 
 
 def main(argv: list[str]) -> int:
     """Run one of the three verbs."""
     verb, words = argv[0], argv[1:]
-    switches = {word for word in words if word.startswith("--")}
-    if switches & {"--help"} or words == ["-h"]:
+    if words and words[0] in ("-h", "--help"):
         os.write(1, USAGE.encode())
         return 0
-    names = [word for word in words if not word.startswith("--")]
-    allowed = {"changes": {"--json"}, "apply": {"--all", "--overwrite"}, "discard": {"--all"}}[verb]
-    if not switches <= allowed or (verb == "changes") != (not names):
+    parsed = _parse(verb, words)
+    if parsed is None:
         os.write(2, USAGE.encode())
         return 2
-    kept = Kept(os.path.realpath(os.getcwd()), dict(os.environ))
+    switches, names, directory = parsed
+    if not os.path.isdir(directory):
+        tell(f"no such directory: {escaped(directory)}")
+        return 2
+    kept = Kept(os.path.realpath(directory), dict(os.environ))
     try:
         if verb == "changes":
             return _changes(kept, as_json="--json" in switches)
@@ -60,14 +94,15 @@ def main(argv: list[str]) -> int:
         overwrite = "--overwrite" in switches
         if chosen is None and not overwrite:
             # What the host changed too is nobody's by default: it has to be named, or --overwrite said.
-            chosen = []
+            wanted: list[str] = []
             for unit in held[name]:
                 if unit.reason == "conflict":
                     tell(f"the host changed it too, so name it or say --overwrite: {escaped(unit.path)}")
                 else:
-                    chosen.append(unit.path)
-        if chosen == []:
-            return 1
+                    wanted.append(unit.path)
+            if not wanted:
+                return 1
+            chosen = wanted
         report = kept.apply_held(name, chosen, overwrite=overwrite)
         for what, path in report.changed:
             os.write(1, f"{what} {escaped(path)}\n".encode())
