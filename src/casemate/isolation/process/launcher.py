@@ -21,6 +21,7 @@ from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import seal
 from casemate.isolation.process.ids import UidPool
 from casemate.isolation.process.outcome import Outcome, interpret, seal_error
+from casemate.isolation.process.porter import Porter
 from casemate.isolation.process.site import Site, SiteMaker
 from casemate.isolation.process.spec import Late, Spec, encode
 from casemate.isolation.process.trees import make_directory, remove_tree
@@ -76,6 +77,7 @@ class Launcher:
             self._enter_user_namespace()
         process.drop_bounding_set()
         self._start_block = process.StartBlock()
+        self._porter = Porter()
         self._maker = SiteMaker(self.hierarchies, runtime, rootless=self.rootless, attached=attached)
 
     def _enter_user_namespace(self) -> None:
@@ -136,8 +138,10 @@ class Launcher:
             running = self._fork(site, None, stdio, theirs.fileno(), None, launchers_end=ours.fileno())
             theirs.close()
             self._maker.make(site, name)
-            terminals = self._open_terminal(site, late) if late.tty else []
-            self._give_streams(site, stdio)
+            if spec.capture is not None:
+                site.network = os.open(f"/proc/{running.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                site.capture = seal.receive_capture(ours)
+            terminals = self._ready(site, late, stdio)
             seal.send_surroundings(ours, self._surroundings(site), late)
         except BaseException as error:
             theirs.close()
@@ -158,8 +162,7 @@ class Launcher:
 
     def start(self, site: Site, late: Late, stdio: tuple[int, int, int]) -> tuple[Running, list[int]]:
         """Start the command of ``late`` in a prepared site; otherwise as ``launch``."""
-        terminals = self._open_terminal(site, late) if late.tty else []
-        self._give_streams(site, stdio)
+        terminals = self._ready(site, late, stdio)
         return self._fork(site, late, stdio, -1, None), terminals
 
     def start_waiting(self, site: Site) -> tuple[Running, int]:
@@ -183,14 +186,21 @@ class Launcher:
         self, running: Running, channel: int, late: Late, stdio: tuple[int, int, int]
     ) -> list[int]:
         """Give a waiting sandbox its command; it can be done once. Returns the terminal's ends if any."""
-        terminals = self._open_terminal(running.site, late) if late.tty else []
-        self._give_streams(running.site, stdio)
+        terminals = self._ready(running.site, late, stdio)
         running.outcome.times["fork"] = time.monotonic()
         endpoint = _socket.socket(fileno=channel)
         try:
             packets.send(endpoint, encode(late.as_words()), [d for d in stdio if d >= 0])
         finally:
             endpoint.close()
+        return terminals
+
+    def _ready(self, site: Site, late: Late, stdio: tuple[int, int, int]) -> list[int]:
+        """What a command needs of its sandbox beside what all have; returns its terminal's ends if any."""
+        terminals = self._open_terminal(site, late) if late.tty else []
+        self._give_streams(site, stdio)
+        if late.files:
+            self._maker.write_late(site, late.files)
         return terminals
 
     def _open_terminal(self, site: Site, late: Late) -> list[int]:
@@ -335,6 +345,15 @@ class Launcher:
             outcome.events = running.site.group.events(failed=outcome.status != 0)
         return outcome
 
+    def socket_inside(self, site: Site) -> int:
+        """A TCP socket inside a running sandbox, not connected yet. Raises SandboxError.
+
+        Only where the specification has a gate: nothing else of a sandbox can be reached.
+        """
+        if site.network < 0:
+            raise SandboxError("nothing inside this sandbox can be reached", code="inside-unreachable")
+        return self._porter.socket(site.network)
+
     def keep(self, site: Site, note: str) -> None:
         """Make the tops outlive this process: from here on a kill loses nothing of the command's work.
 
@@ -378,7 +397,12 @@ class Launcher:
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
-        site.scratch = site.pts = -1
+        if site.network >= 0:
+            os.close(site.network)
+        if site.capture is not None:
+            site.capture.close()
+            site.capture = None
+        site.scratch = site.pts = site.network = -1
         site.parts, site.tops, site.joined, site.lingering = [], [], [], []
         if site.ruleset is not None:
             site.ruleset.close()
@@ -397,6 +421,7 @@ class Launcher:
         """Release locks, templates and the parent groups where they are empty."""
         if self._pool is not None:
             self._pool.close()
+        self._porter.close()
         self._maker.close()
         namespaces.reap_helpers(wait=True)
         for parent in self.hierarchies.parents():

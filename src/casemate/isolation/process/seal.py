@@ -16,7 +16,7 @@ import resource
 import time
 
 from casemate.isolation.process.spec import Late, Spec, encode
-from casemate.sys import mounts, namespaces, packets, process
+from casemate.sys import capture, mounts, namespaces, packets, process
 from casemate.sys.landlock import EVERYTHING, Ruleset
 
 TYPE_CHECKING = False
@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
     from casemate.sys.bpf import Prepared as PreparedFilter
 
-__all__ = ["Parts", "Surroundings", "become_init", "send_surroundings"]
+__all__ = [
+    "Parts",
+    "Surroundings",
+    "become_init",
+    "receive_capture",
+    "send_capture",
+    "send_surroundings",
+]
 
 # Below /proc, what acts on the whole machine: read-only for everyone, root's own sandboxes included
 # (sysctl files obey the uid of the opener and no capability, so a uid-0 sandbox could write them).
@@ -130,6 +137,29 @@ def _receive_surroundings(channel: int) -> tuple[Surroundings, Late]:
     return Surroundings(handles[:entrances], parts, ruleset), Late.from_words(words[3 + count :])
 
 
+def send_capture(channel: int, ports: list[int], *, root: bool) -> None:
+    """Make the gate's listeners in the present, new network namespace and hand them to the launcher.
+
+    It is still the launcher's own code that runs in there: no process and no thread ever has to enter a
+    network namespace for this in which a command has run.
+    """
+    made = capture.make(ports, root=root)
+    endpoint = _socket.socket(fileno=channel)
+    try:
+        packets.send(endpoint, made.mechanism.encode(), made.descriptors)
+    finally:
+        endpoint.detach()
+        made.close()
+
+
+def receive_capture(channel: _socket.socket) -> capture.Capture:
+    """Take what ``send_capture`` has sent. Raises BrokenPipeError if the child has met something first."""
+    payload, handles = packets.receive(channel)
+    if payload is None:
+        raise BrokenPipeError(32, "the child has ended", "capture")
+    return capture.Capture.from_descriptors(payload.decode(), handles)
+
+
 def become_init(
     parts: Parts, late: Late | None, receive: Callable[[], tuple[Late, tuple[int, int, int]]] | None
 ) -> None:
@@ -191,6 +221,9 @@ def _make_namespaces(parts: Parts, step: list[str]) -> int:
         namespaces.set_hostname(parts.spec.hostname)
         if network:
             namespaces.loopback_up()
+        if parts.spec.capture is not None:
+            step[0] = "capture"
+            send_capture(parts.channel, parts.spec.capture, root=not parts.rootless)
     # Before that namespace is left in which a /proc is visible: without one the unprivileged may mount none.
     proc = _new_proc(parts)
     # The template's namespace has the sandbox's root as its root and nothing of the host's mounts, so

@@ -7,6 +7,7 @@ the read-only root, is that template: a mount namespace built once.
 
 from __future__ import annotations
 
+import _socket
 import errno
 import os
 import stat
@@ -14,7 +15,7 @@ from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import filter as seccomp
-from casemate.isolation.process import rootfs
+from casemate.isolation.process import rootfs, seal
 from casemate.isolation.process.trees import make_directory
 from casemate.sys import cgroups, landlock, loop, mounts, namespaces
 from casemate.sys.bpf import Prepared as PreparedFilter
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from casemate.isolation.process.spec import Spec
+    from casemate.sys.capture import Capture
 
 __all__ = ["HOME", "Site", "SiteMaker", "Template"]
 
@@ -39,6 +41,7 @@ class Site:
 
     __slots__ = (
         "attached",
+        "capture",
         "directory",
         "filter",
         "gid",
@@ -46,6 +49,7 @@ class Site:
         "joined",
         "kept",
         "lingering",
+        "network",
         "parts",
         "pts",
         "ruleset",
@@ -71,6 +75,8 @@ class Site:
         self.group: cgroups.Group | None = None
         self.joined: list[tuple[int, int]] = []  # namespaces made ahead: descriptor, kind
         self.lingering: list[int] = []
+        self.capture: Capture | None = None  # the gate's listeners inside
+        self.network = -1  # its network namespace, where something may have to be reached in it
         self.ruleset: Ruleset | None = None
         self.filter: PreparedFilter | None = None
 
@@ -189,15 +195,33 @@ class SiteMaker:
 
     def make_namespaces(self, site: Site) -> None:
         """Make network, IPC and UTS namespaces ahead of the process that will enter them."""
-        network = not site.spec.network_host
+        spec = site.spec
+        network = not spec.network_host
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
 
         def setup() -> None:
-            namespaces.set_hostname(site.spec.hostname)
+            namespaces.set_hostname(spec.hostname)
             if network:
                 namespaces.loopback_up()
+            if spec.capture is not None:
+                seal.send_capture(theirs.fileno(), spec.capture, root=not self.rootless)
 
-        kinds = namespaces.IPC | namespaces.UTS | (namespaces.NET if network else 0)
-        site.joined = [(descriptor, kind) for kind, descriptor in namespaces.make(kinds, setup).items()]
+        try:
+            kinds = namespaces.IPC | namespaces.UTS | (namespaces.NET if network else 0)
+            made = namespaces.make(kinds, setup)
+            site.joined = [(descriptor, kind) for kind, descriptor in made.items()]
+            if spec.capture is not None:
+                site.network = os.dup(made[namespaces.NET])
+                site.capture = seal.receive_capture(ours)
+        finally:
+            ours.close()
+            theirs.close()
+
+    def write_late(self, site: Site, files: dict[str, str]) -> None:
+        """Put files below HOME of a sandbox that may be sealed already, in which no command runs yet."""
+        for path, content in files.items():
+            self._make_directories(site, os.path.dirname(f"home/{path}"))
+            self._write(site, f"home/{path}", content, 0o444, give=True)
 
     def _make_group(self, site: Site, name: str) -> None:
         spec = site.spec

@@ -44,10 +44,12 @@ class Spec:
     ``tops_on_disk``, the tops of the views; ``scratch_image`` puts it into a file instead of memory.
     ``keep_base`` is the directory below which each run of this spec gets one of its own, for tops that lie
     on disk or have to outlive the launcher. ``hide`` are paths below views that are covered where they exist.
+    ``capture`` says that a gate takes every connection: ports to listen on where not all can be had.
     """
 
     __slots__ = (
         "binds",
+        "capture",
         "cpu",
         "devices",
         "hide",
@@ -92,6 +94,7 @@ class Spec:
         hostname: str = "sandbox",
         devices: list[str] | None = None,
         hide: list[str] | None = None,
+        capture: list[int] | None = None,
     ) -> None:
         self.root = root
         self.views = views
@@ -113,6 +116,7 @@ class Spec:
         self.hostname = hostname
         self.devices = devices or []
         self.hide = hide or []
+        self.capture = capture
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form, which ``from_dict`` takes back."""
@@ -156,6 +160,7 @@ class Spec:
             hostname=_text(fields["hostname"]),
             devices=[_text(word) for word in _list(fields["devices"])],
             hide=[_text(word) for word in _list(fields["hide"])],
+            capture=_ports(fields["capture"]),
         )
 
 
@@ -163,10 +168,11 @@ class Late:
     """The command: what may be said to a sandbox that is sealed already.
 
     ``pts`` is the path inside of the command's own terminal; the launcher fills it in when ``tty`` is set.
-    ``window`` is that terminal's size from the start: rows, columns, both in pixels; or empty.
+    ``window`` is that terminal's size from the start: rows, columns, both in pixels; or empty. ``files`` are
+    put below HOME before it starts: path and content.
     """
 
-    __slots__ = ("argv", "cwd", "env", "pts", "tty", "umask", "window")
+    __slots__ = ("argv", "cwd", "env", "files", "pts", "tty", "umask", "window")
 
     def __init__(
         self,
@@ -177,6 +183,7 @@ class Late:
         pts: str = "",
         umask: int = 0o022,
         window: tuple[int, ...] = (),
+        files: dict[str, str] | None = None,
     ) -> None:
         self.argv = argv
         self.env = env
@@ -185,6 +192,7 @@ class Late:
         self.pts = pts
         self.umask = umask & 0o777
         self.window = window
+        self.files = files or {}
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
@@ -204,12 +212,13 @@ class Late:
         window = tuple(_number(value) for value in _list(fields["window"]))
         if window and (len(window) != 4 or not all(0 <= value < 1 << 16 for value in window)):
             raise _bad("window")
-        return cls(argv, env, cwd, _flag(fields["tty"]), pts, _number(fields["umask"]), window)
+        files = {_text(path): _text(content) for path, content in _mapping(fields["files"]).items()}
+        return cls(argv, env, cwd, _flag(fields["tty"]), pts, _number(fields["umask"]), window, files)
 
     def as_words(self) -> list[str]:
         """The form in which a launcher hands it to its own child: no decoder to load at every start.
 
-        The terminal's size is the launcher's business alone, and is left out.
+        The terminal's size and the files are the launcher's business alone, and are left out.
         """
         head = ["tty" if self.tty else "", str(self.umask), self.cwd, self.pts, str(len(self.argv))]
         return [*head, *self.argv, *(word for pair in self.env.items() for word in pair)]
@@ -277,6 +286,10 @@ def _number(value: object) -> int:
     if type(value) is not int:
         raise _bad("a whole number was expected")
     return value
+
+
+def _ports(value: object) -> list[int] | None:
+    return None if value is None else [_number(port) for port in _list(value)]
 
 
 def _optional(value: object) -> int | None:
