@@ -27,6 +27,7 @@ __all__ = [
     "loopback_up",
     "make",
     "map_single",
+    "network_of",
     "reap_helpers",
     "set_hostname",
 ]
@@ -67,6 +68,16 @@ def loopback_up() -> None:
             raise fail("lo up")
     finally:
         os.close(handle)
+
+
+def network_of(pid: int) -> int:
+    """The network namespace of a process, which is another than the caller's. Raises OSError also if not."""
+    handle = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    theirs, own = os.fstat(handle), os.stat("/proc/self/ns/net")
+    if (theirs.st_dev, theirs.st_ino) == (own.st_dev, own.st_ino):
+        os.close(handle)
+        raise OSError(1, "it is in the caller's own network namespace", f"/proc/{pid}/ns/net")
+    return handle
 
 
 def map_single(inside: int, outside: int, inside_gid: int, outside_gid: int) -> None:

@@ -139,8 +139,9 @@ class Launcher:
             theirs.close()
             self._maker.make(site, name)
             if spec.capture is not None:
-                site.network = os.open(f"/proc/{running.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
                 site.capture = seal.receive_capture(ours)
+                # Only now: before, the child may still have been in the host's own.
+                site.network = namespaces.network_of(running.pid)
             terminals = self._ready(site, late, stdio)
             seal.send_surroundings(ours, self._surroundings(site), late)
         except BaseException as error:
