@@ -40,7 +40,7 @@ SAME_LAYER = {("settings", "errors"), ("audit", "errors"), ("audit", "settings")
 
 # Foreign package -> rooms that may import it. Adding a row is a decision: say in docs/decisions.md why.
 FOREIGN = {
-    "msgspec": {"settings", "policy", "isolation", "workspace", "sandbox", "cli"},
+    "msgspec": {"settings", "policy", "isolation", "workspace", "egress", "sandbox", "cli"},
 }
 
 
