@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +20,9 @@ from tests.security.engines import ENGINE, Outcome, Request, acts_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+# Whoever started the tests may ignore it (nohup), and what the tests start would ignore it too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
