@@ -11,14 +11,17 @@ VALUES = {
     "--network": "network", "--timeout": "timeout", "--memory": "memory", "--disk": "disk",
     "--file-size": "file_size", "--output": "output", "--pids": "pids", "--open-files": "open_files",
     "--cpu": "cpu", "--scope": "scope", "--tty": "tty", "--report": "report",
+    "--parent-proxy": "parent_proxy",
 }  # fmt: skip
 LISTS = {
     "--read": "read", "--write": "write", "--deny": "deny", "--protect": "protect",
     "--cache": "cache", "--degrade": "degrade", "--env": "env",
+    "--allow": "allow", "--deny-host": "deny_host", "--publish": "publish", "-p": "publish",
+    "--socket": "sockets", "--ssh-agent": "ssh_agent", "--credential": "credential",
 }  # fmt: skip
 SWITCHES = {
     "--json": "json", "--quiet": "quiet", "-q": "quiet", "--no-wait": "no_wait", "--no-daemon": "no_daemon",
-    "--help": "help", "-h": "help",
+    "--help": "help", "-h": "help", "--ask": "ask",
 }  # fmt: skip
 
 

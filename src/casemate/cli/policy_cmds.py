@@ -256,15 +256,38 @@ def _as_toml(effective: Effective) -> str:
         if section != part:
             lines += ["", f"[{section}]"]
             part = section
-        lines += _entry(key, field, value, effective.origins)
+        lines += _entry(key, field, _as_written(field, value), effective.origins)
     return "\n".join(lines) + "\n"
 
 
 def _entry(key: str, field: str, value: object, origins: dict[str, str]) -> list[str]:
     origin = origins.get(field, "")
+    if field == "network.within":
+        return [] if value is None else [f"# within {_value(field, value)}  # managed"]
+    if value is None and not field.startswith("resources."):
+        return []  # no text says "none at all"; leaving it out does
     if isinstance(value, list):
         return _list_entry(key, field, cast("list[object]", value), origins)
     return [f"{key} = {_value(field, value)}  # {origin}"]
+
+
+def _as_written(field: str, value: object) -> object:
+    """A value of the policy in the form that a file has for it."""
+    if field == "network.credentials":
+        items = cast("list[dict[str, object]]", value)
+        return {
+            str(item["name"]): {"hosts": item["hosts"], "from": item["source"], "as": item["as"],
+                                "add": item["add"]}
+            for item in items
+        }  # fmt: skip
+    if field == "network.requests":
+        # Of a host that several layers restrict, a file says only what all of them let through.
+        found: dict[str, list[str]] = {}
+        for item in cast("list[dict[str, object]]", value):
+            host, allow = str(item["host"]), cast("list[str]", item["allow"])
+            found[host] = [text for text in allow if text in found[host]] if host in found else allow
+        return found
+    return value
 
 
 def _list_entry(key: str, field: str, items: list[object], origins: dict[str, str]) -> list[str]:
@@ -296,7 +319,7 @@ def _value(field: str, value: object) -> str:
     from casemate.policy.units import format_duration, format_size
 
     if value is None:
-        return '"unlimited"'
+        return '"unlimited"' if field.startswith("resources.") else "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int) and field in _SIZES:
@@ -307,11 +330,16 @@ def _value(field: str, value: object) -> str:
         return repr(value)
     if isinstance(value, dict):
         named = cast("dict[str, object]", value)
-        pairs = [f"{name} = {_value(field, item)}" for name, item in named.items()]
+        pairs = [f"{_key(name)} = {_value(field, item)}" for name, item in named.items()]
         return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_value(field, item) for item in cast("list[object]", value)) + "]"
     return f'"{_escaped(str(value))}"'
+
+
+def _key(name: str) -> str:
+    bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if bare else f'"{_escaped(name)}"'
 
 
 def _escaped(text: str) -> str:

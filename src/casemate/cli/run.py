@@ -14,7 +14,7 @@ from casemate.cli.relay import Relay, window_size
 from casemate.cli.report import ReportFile
 from casemate.cli.streams import hold_standard_descriptors, put
 from casemate.errors import CasemateError, PolicyError
-from casemate.policy.model import FlagLayer
+from casemate.policy.model import FlagLayer, RawCredential
 from casemate.sandbox.job import Request, kept_count, prepare
 
 TYPE_CHECKING = False
@@ -51,7 +51,17 @@ Runs CMD in a copy-on-write view of the workspace; unprotected changes are appli
   --cache NAME            keep this package manager's cache for the workspace: pip, npm, cargo, …
   --env NAME[=VALUE]      pass a variable, or set it
   --degrade WORD          give up one protection by its word
-  --network MODE          none (default) | host (degraded)
+  --network MODE          none (default) | allowlist | full (every public address) | host (degraded)
+  --allow HOST[:PORT]     reach this host: github.com, '*.example.org:443', 10.0.0.0/8:5432  (these may be
+                          repeated; without --network they make none an allowlist)
+  --deny-host HOST        do not reach this one, whatever allows it
+  --ask                   ask about hosts that no rule names
+  -p, --publish [HOST:]PORT   a port inside that the host's loopback reaches
+  --socket PATH           a unix socket of the host
+  --ssh-agent HOST        log in to HOST with the keys of your ssh-agent
+  --credential NAME[:AS][+add]=HOST[,HOST…]   the gate holds $NAME and puts it into requests to HOST;
+                          AS: bearer (default) | basic[:USER] | header:NAME | query:KEY
+  --parent-proxy URL      everything through this proxy (needs --degrade parent-proxy)
   --timeout TIME          30s, 5m, 1h
   --memory SIZE  --disk SIZE  --file-size SIZE  --output SIZE      512M, 2G
   --pids N  --open-files N  --cpu N
@@ -69,7 +79,8 @@ failed, 126 refused, 127 no such command, 2 usage.
 """
 
 _SCALARS = (
-    "network", "timeout", "memory", "disk", "file_size", "output", "pids", "open_files", "cpu", "scope",
+    "network", "parent_proxy", "timeout", "memory", "disk", "file_size", "output", "pids", "open_files",
+    "cpu", "scope",
 )  # fmt: skip
 
 
@@ -92,8 +103,13 @@ class Options(msgspec.Struct, kw_only=True):
                 setting[name] = value
             else:
                 passed.append(name)
-        fields.update({name: tuple(values) for name, values in self.lists.items() if name != "env"})
+        plain = self.lists.keys() - {"env", "credential"}
+        fields.update({name: tuple(self.lists[name]) for name in plain})
         fields.update(cwd=cwd, pass_=tuple(passed), set=setting)
+        if "ask" in self.switches:
+            fields["ask"] = True
+        if given := self.lists.get("credential"):
+            fields["credentials"] = dict(map(_credential, given))
         return msgspec.convert(fields, FlagLayer)
 
 
@@ -112,6 +128,17 @@ def parse(argv: list[str]) -> Options:
     if options.values.get("tty", "auto") not in ("auto", "yes", "no"):
         raise _usage("--tty takes auto, yes or no")
     return options
+
+
+def _credential(text: str) -> tuple[str, RawCredential]:
+    """``NAME[:AS][+add]=HOST[,HOST…]``, and what it says. Raises PolicyError (``usage``)."""
+    left, equals, hosts = text.partition("=")
+    name, colon, form = left.removesuffix("+add").partition(":")
+    if not equals or not name or (colon and not form):
+        raise _usage(f"--credential takes NAME[:AS][+add]=HOST[,HOST…], not {text!a}")
+    return name, RawCredential(
+        hosts=tuple(filter(None, hosts.split(","))), as_=form or "bearer", add=left.endswith("+add")
+    )
 
 
 def _usage(message: str) -> PolicyError:
@@ -327,7 +354,7 @@ def _lock(job: Job, options: Options) -> WorkspaceLock | None:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _ENDING)
 
 
-_LIMITS = {*_SCALARS} - {"network"}
+_LIMITS = {*_SCALARS} - {"network", "parent_proxy"}
 
 
 def _run_bare(options: Options, asked: Request) -> Result:

@@ -67,7 +67,8 @@ def load(
     if flags is not None and (given := resolve.flags(flags)):
         base = os.path.join(root, flags.cwd)
         context = resolve.Context(workspace=root, guard=guard, base=base, full_access=full, must_exist=True)
-        layers.append(resolve.resolve(given, Source(name="flags"), context, grants=True))
+        soft = resolve.soft(flags)
+        layers.append(resolve.resolve(given, Source(name="flags"), context, grants=True, soft=soft))
         infos.append(LayerInfo(name="flags", source="", status="counts"))
 
     merged = merge.merge(layers, managed)
@@ -144,6 +145,7 @@ def _without_writes(layer: Layer) -> Layer:
         grants=layer.grants,
         restricts=layer.restricts,
         notes=(*layer.notes, note),
+        soft=layer.soft,
     )
 
 
@@ -164,7 +166,9 @@ def _restrictions(bounds: merge.Bounds) -> Layer:
     """What the administrator hides and protects, as a layer of its own."""
     return Layer(
         source=bounds.source,
-        values={field: bounds.lists[field] for field in ("filesystem.deny", "filesystem.protect")},
+        values={
+            field: bounds.lists[field] for field in ("filesystem.deny", "filesystem.protect", "network.deny")
+        },
         grants=False,
         restricts=True,
     )

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, cast
 from msgspec import UNSET
 
 from casemate.policy import paths, resolve
-from casemate.policy.merge import Bounds
+from casemate.policy.merge import Bounds, rank
 from casemate.policy.model import (
     Ceiling,
     ManagedFile,
     RawEnvironment,
     RawFilesystem,
     RawIsolation,
+    RawNetwork,
     RawPolicy,
 )
 
@@ -36,7 +37,16 @@ def bounds(file: ManagedFile, source: Source, *, workspace: str, guard: paths.Gu
         lists["presets"] = ceiling.presets
     scalars: dict[str, object] = {}
     if ceiling.network is not UNSET:
-        scalars["network.mode"] = "host" if "host" in ceiling.network else "none"
+        scalars["network.mode"] = max(
+            ceiling.network, key=lambda mode: rank("network.mode", mode), default="none"
+        )
+    if ceiling.network_allow is not UNSET:
+        lists["network.within"] = _within(ceiling.network_allow, source, context)
+        # Nothing holds a host's name in a wider mode.
+        if rank("network.mode", scalars.get("network.mode", "host")) > rank("network.mode", "allowlist"):
+            scalars["network.mode"] = "allowlist"
+    if ceiling.sockets is not UNSET:
+        lists["network.sockets"] = _roots(ceiling.sockets, "ceiling.sockets", source, context)
     if ceiling.boundary is not UNSET:
         scalars["isolation.boundary"] = ceiling.boundary
     if ceiling.workspace is not UNSET:
@@ -56,14 +66,15 @@ def bounds(file: ManagedFile, source: Source, *, workspace: str, guard: paths.Gu
             lists[field] = value
         else:
             scalars[field] = value
-    lists |= {"filesystem.deny": (), "filesystem.protect": ()}
+    lists |= {"filesystem.deny": (), "filesystem.protect": (), "network.deny": ()}
+    files, network = RawFilesystem(), RawNetwork()
     if file.filesystem is not UNSET:
-        own = RawPolicy(
-            version=1,
-            filesystem=RawFilesystem(deny=file.filesystem.deny, protect=file.filesystem.protect),
-        )
-        for field, value in _resolved(own, source, context, "").items():
-            lists[field] = cast("tuple[str, ...]", value)
+        files = RawFilesystem(deny=file.filesystem.deny, protect=file.filesystem.protect)
+    if file.network is not UNSET:
+        network = RawNetwork(deny=file.network.deny)
+    own = RawPolicy(version=1, filesystem=files, network=network)
+    for field, value in _resolved(own, source, context, "").items():
+        lists[field] = cast("tuple[str, ...]", value)
     return Bounds(source=source, scalars=scalars, lists=lists)
 
 
@@ -82,6 +93,13 @@ def _resolved(raw: RawPolicy, source: Source, context: resolve.Context, prefix: 
         except ValueError as error:
             raise source.error(shown(field), str(error)) from None
     return found
+
+
+def _within(texts: tuple[str, ...], source: Source, context: resolve.Context) -> tuple[str, ...]:
+    try:
+        return cast("tuple[str, ...]", resolve.check("network.within", texts, context))
+    except ValueError as error:
+        raise source.error("ceiling.network-allow", str(error)) from None
 
 
 def _roots(roots: tuple[str, ...], field: str, source: Source, context: resolve.Context) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 Two rules make the whole of it. A **grant** counts only from a layer whose grants count, and within the
 ceiling; scalars of a later layer replace those of an earlier one, lists add up. A **restriction** counts
-from every layer: hidden paths and protected names add up, and a layer that ``restricts`` bounds every
-scalar. So another restricting layer can never make the result wider.
+from every layer: hidden paths, protected names, denied hosts and the requests that hosts get add up, and a
+layer that ``restricts`` bounds every scalar. So another restricting layer can never make the result wider.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from casemate.policy.model import Policy
+from casemate.policy.model import Policy, RequestRule
 from casemate.policy.paths import within_any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from casemate.errors import PolicyError
+    from casemate.policy.model import Credential
     from casemate.policy.source import Layer, Source
 
 __all__ = ["Bounds", "Merged", "build", "merge", "rank", "widening"]
@@ -29,6 +30,7 @@ _SCALARS = (
     "filesystem.workspace",
     "filesystem.tools",
     "network.mode",
+    "network.ask",
     *(f"resources.{name}" for name in _RESOURCES),
     "resources.scope",
     "isolation.boundary",
@@ -37,13 +39,30 @@ _GRANTED = (
     "filesystem.read",
     "filesystem.write",
     "filesystem.cache",
+    "network.allow",
+    "network.publish",
+    "network.sockets",
+    "network.ssh-agent",
     "environment.pass",
     "isolation.degrade",
 )
-_RESTRICTED = ("filesystem.deny", "filesystem.protect")
-# Never a project's to widen, trusted or not.
-_NEVER_PROJECT = ("network.mode", "isolation.boundary", "isolation.degrade")
-_RANKS: dict[object, float] = {"read": 0, "write": 1, "none": 0, "host": 1, "tree": 0, "auto": 1}
+_RESTRICTED = ("filesystem.deny", "filesystem.protect", "network.deny")
+# Never a project's to widen, trusted or not. Of the mode it may have as much as `allowlist`, of the list of
+# hosts no address and nothing of the host itself.
+_NEVER_PROJECT = (
+    "network.ask",
+    "network.parent-proxy",
+    "network.publish",
+    "network.sockets",
+    "network.ssh-agent",
+    "network.credentials",
+    "isolation.boundary",
+    "isolation.degrade",
+)
+_RANKS: dict[object, float] = {"read": 0, "write": 1, "tree": 0, "auto": 1}
+_MODES: dict[object, float] = {"none": 0, "allowlist": 1, "full": 2, "host": 3}
+# What only the gate does.
+_GATES = ("network.allow", "network.ask", "network.ssh-agent", "network.credentials")
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +85,8 @@ def rank(field: str, value: object) -> float:
     """How much ``value`` allows: a smaller number is tighter, and unlimited is infinite."""
     if field == "isolation.boundary":
         return 1 if value == "none" else 0
+    if field == "network.mode":
+        return _MODES[value]
     if value is None:
         return math.inf
     if isinstance(value, str):
@@ -84,9 +105,13 @@ def merge(layers: Sequence[Layer], bounds: Bounds | None) -> Merged:
     for field in _GRANTED:
         state.granted(field)
     state.variables()
+    state.credentials()
+    state.parent_proxy()
     for field in _RESTRICTED:
         state.restricted(field)
     state.hide()
+    state.requests()
+    state.outward()
     state.summarise()
     return Merged(policy=build(state.values), origins=state.origins, notes=tuple(dict.fromkeys(state.notes)))
 
@@ -95,8 +120,10 @@ def widening(base: Layer, layer: Layer) -> dict[str, object]:
     """What trusting ``layer`` allows beyond ``base``, by field."""
     found: dict[str, object] = {}
     for field, value in layer.values.items():
-        if field in _NEVER_PROJECT or field in _RESTRICTED:
+        if _never(field, value) or field in _RESTRICTED or field == "network.requests":
             continue
+        if field == "network.allow":
+            value = tuple(name for name in cast("tuple[str, ...]", value) if not _is_guarded(name))
         if field in _SCALARS:
             if rank(field, value) > rank(field, base.values[field]):
                 found[field] = value
@@ -132,7 +159,9 @@ class _State:
         for layer in self.layers[1:]:
             if field not in layer.values or not layer.grants:
                 continue
-            if layer.restricts and field in _NEVER_PROJECT:
+            if layer.restricts and _never(field, layer.values[field]):
+                continue
+            if field in layer.soft and rank(field, layer.values[field]) <= rank(field, value):
                 continue
             value, origin, weak = layer.values[field], layer.name, layer.restricts
             self._within_ceiling(field, value, layer)
@@ -146,7 +175,7 @@ class _State:
                         f"{field}: {layer.name} lowers {_show(value)} (from {origin}) to {_show(bound)}"
                     )
                 value, origin = bound, layer.name
-            elif rank(field, bound) > rank(field, value) and (not layer.grants or field in _NEVER_PROJECT):
+            elif rank(field, bound) > rank(field, value) and (not layer.grants or _never(field, bound)):
                 self.ignored.setdefault(layer.name, []).append(field)
         ceiling = self._ceiling(field)
         if ceiling is not None and rank(field, ceiling[0]) < rank(field, value):
@@ -186,16 +215,21 @@ class _State:
                 self.ignored.setdefault(layer.name, []).append(field)
                 continue
             for name in names:
-                if self._allowed(field, name, layer):
+                if field == "network.allow" and layer.restricts and _is_guarded(name):
+                    self.ignored.setdefault(layer.name, []).append(f"{field} ({name})")
+                elif self._allowed(field, name, layer):
                     found.setdefault(name, []).append(layer.name)
         self._keep(field, found)
 
     def _allowed(self, field: str, name: str, layer: Layer) -> bool:
-        if self.bounds is None or field not in self.bounds.lists:
+        key = "network.within" if field in ("network.allow", "network.ssh-agent") else field
+        if self.bounds is None or key not in self.bounds.lists:
             return True
-        allowed = self.bounds.lists[field]
+        allowed = self.bounds.lists[key]
         if field in ("filesystem.read", "filesystem.write"):
             inside = within_any(name, allowed)
+        elif key == "network.within":
+            inside = _reached(name if field == "network.allow" or ":" in name else f"{name}:22", allowed)
         elif field == "environment.pass":
             inside = _covered(name, allowed)
         else:
@@ -232,6 +266,93 @@ class _State:
             where.update({name: [layer.name] for name in values})
         self._keep(field, where)
         self.values[field] = found
+
+    def credentials(self) -> None:
+        """``network.credentials``: the operator's; a later layer's replaces an earlier one's of the name."""
+        field = "network.credentials"
+        found: dict[str, Credential] = {}
+        where: dict[str, list[str]] = {}
+        for layer in self.layers:
+            values = cast("tuple[Credential, ...]", layer.values.get(field, ()))
+            if values and (not layer.grants or layer.restricts):
+                self.ignored.setdefault(layer.name, []).append(field)
+                continue
+            for value in values:
+                found[value.name] = value
+                where[value.name] = [layer.name]
+        self._keep(field, where)
+        self.values[field] = tuple(found.values())
+
+    def parent_proxy(self) -> None:
+        """``network.parent-proxy``: the operator's, and only with its word."""
+        field = "network.parent-proxy"
+        chosen = self.layers[0]
+        for layer in self.layers[1:]:
+            if field not in layer.values:
+                continue
+            if not layer.grants or layer.restricts:
+                self.ignored.setdefault(layer.name, []).append(field)
+            else:
+                chosen = layer
+        self.values[field], self.origins[field] = chosen.values[field], chosen.name
+        words = cast("tuple[str, ...]", self.values["isolation.degrade"])
+        if self.values[field] is not None and "parent-proxy" not in words:
+            raise chosen.source.error(
+                field,
+                "the proxy resolves and dials, so that the gate cannot check addresses any more",
+                code="policy-word-missing",
+                hint='say so with isolation.degrade = ["parent-proxy"], or leave the proxy out',
+            )
+
+    def requests(self) -> None:
+        """``network.requests``: what every layer says, each to be met."""
+        found: list[RequestRule] = []
+        where: dict[str, list[str]] = {}
+        for layer in self.layers:
+            values = cast("dict[str, tuple[str, ...]]", layer.values.get("network.requests") or {})
+            for host, allow in values.items():
+                found.append(RequestRule(host=host, allow=allow, layer=layer.name))
+                where.setdefault(host, []).append(layer.name)
+        self._keep("network.requests", where)
+        self.values["network.requests"] = tuple(found)
+        bounds = self.bounds
+        self.values["network.within"] = None if bounds is None else bounds.lists.get("network.within")
+
+    def outward(self) -> None:
+        """The mode that can hold what was said of hosts, and what has no effect in it."""
+        held = [field for field in ("network.deny", "network.requests") if self.values[field]]
+        if self.values["isolation.boundary"] == "none":
+            self.notes += [f"{field} does not hold: there is no boundary" for field in held]
+            return
+        mode = self.values["network.mode"]
+        if mode == "host" and held:
+            names = ", ".join(f"{field} (from {self.origins[field]})" for field in held)
+            self.notes.append(f"network.mode: {names} lowers host to full, since only the gate can hold it")
+            mode = self.values["network.mode"] = "full"
+        idle = {"none": _GATES, "host": (*_GATES, "network.publish"), "full": ("network.ask",)}
+        for field in idle.get(str(mode), ()):
+            if self.values[field]:
+                origin = self.origins[field]
+                self.notes.append(f"{field} (from {origin}) has no effect: network.mode is {mode}")
+        passed = cast("tuple[str, ...]", self.values["environment.pass"])
+        for credential in cast("tuple[Credential, ...]", self.values["network.credentials"]):
+            if _covered(credential.name, passed):
+                self.notes.append(
+                    f"environment.pass names {credential.name}: inside it holds the placeholder all the same"
+                )
+            if mode == "allowlist":
+                self._check_reach(credential)
+
+    def _check_reach(self, credential: Credential) -> None:
+        from casemate.policy import rules
+
+        allowed = rules.parse_all(cast("tuple[str, ...]", self.values["network.allow"]))
+        for host in credential.hosts:
+            asked = rules.parse(host, deny=True)
+            if not any(rules.overlap(rule, asked) for rule in allowed):
+                self.notes.append(
+                    f"network.credentials.{credential.name}: no rule of network.allow reaches {host}"
+                )
 
     def restricted(self, field: str) -> None:
         """What all layers name together."""
@@ -283,6 +404,27 @@ class _State:
                 f"network.mode is host (from {self.origins['network.mode']}): "
                 "the command reaches everything that this host reaches"
             )
+
+
+def _never(field: str, value: object) -> bool:
+    """Whether a project never grants this, trusted or not."""
+    return field in _NEVER_PROJECT or (
+        field == "network.mode" and rank(field, value) > rank(field, "allowlist")
+    )
+
+
+def _is_guarded(text: str) -> bool:
+    from casemate.policy import rules
+
+    return rules.is_guarded_grant(rules.parse(text))
+
+
+def _reached(text: str, within: tuple[str, ...]) -> bool:
+    """Whether one of the bounds takes in all that the rule allows."""
+    from casemate.policy import rules
+
+    rule = rules.parse(text)
+    return any(rules.covers(outer, rule) for outer in rules.parse_all(within, bound=True))
 
 
 def _outermost(names: Sequence[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ __all__ = [
     "PRESETS",
     "Boundary",
     "Ceiling",
+    "Credential",
     "Effective",
     "Environment",
     "Filesystem",
@@ -27,15 +28,18 @@ __all__ = [
     "LayerInfo",
     "ManagedFile",
     "ManagedFilesystem",
+    "ManagedNetwork",
     "Network",
     "NetworkMode",
     "Policy",
+    "RawCredential",
     "RawEnvironment",
     "RawFilesystem",
     "RawIsolation",
     "RawNetwork",
     "RawPolicy",
     "RawResources",
+    "RequestRule",
     "Resources",
     "Scope",
     "WorkspaceMode",
@@ -43,7 +47,7 @@ __all__ = [
 ]
 
 WorkspaceMode = Literal["write", "read"]
-NetworkMode = Literal["none", "host"]
+NetworkMode = Literal["none", "allowlist", "full", "host"]
 Boundary = Literal["process", "none"]
 Scope = Literal["auto", "tree"]
 
@@ -60,6 +64,7 @@ DEGRADE_WORDS: dict[str, str] = {
     "ptrace": "processes of the sandbox may trace one another (debuggers, strace)",
     "nested-userns": "the command may make user namespaces of its own (nested sandboxes, Chromium)",
     "landlock": "runs without the Landlock layer where the kernel has none; the other layers stay",
+    "parent-proxy": "a proxy resolves names and dials in the gate's place, so no address is checked here",
 }
 
 #: Package managers whose cache can be kept per workspace.
@@ -118,12 +123,72 @@ class RawFilesystem(_Closed, frozen=True, kw_only=True):
     ] = UNSET
 
 
+class RawCredential(_Closed, frozen=True, kw_only=True):
+    """A secret outside: the variable has a placeholder, and the gate puts the value into requests."""
+
+    hosts: Annotated[
+        _Names,
+        Meta(description="The hosts that get the value: `api.example.org`, or `*.example.org`. No ports."),
+    ]
+    from_: Annotated[
+        str | UnsetType,
+        Meta(description="`env`: the variable of the same name (the default), `env:OTHER`, `file:/path`."),
+    ] = msgspec.field(default=UNSET, name="from")
+    as_: Annotated[
+        str | UnsetType,
+        Meta(description="Its place: `bearer` (the default), `basic[:USER]`, `header:NAME` or `query:KEY`."),
+    ] = msgspec.field(default=UNSET, name="as")
+    add: Annotated[
+        bool | UnsetType,
+        Meta(description="Also add it to requests that bring none of their own. Default: only replace."),
+    ] = UNSET
+
+
 class RawNetwork(_Closed, frozen=True, kw_only=True):
     """What the command reaches beside its own loopback."""
 
     mode: Annotated[
         str | UnsetType,
-        Meta(description="`none`: nothing. `host`: the host's own network, which counts as degraded."),
+        Meta(
+            description="`none`: nothing. `allowlist`: what `allow` names. `full`: every public address, "
+            "through the gate. `host`: the host's own network, which counts as degraded."
+        ),
+    ] = UNSET
+    allow: Annotated[
+        _Names | UnsetType,
+        Meta(description="Hosts that can be reached: `HOST`, `*.HOST`, an address or a net, with `:PORT`."),
+    ] = UNSET
+    deny: Annotated[
+        _Names | UnsetType,
+        Meta(description="Hosts that cannot, whatever allows them; no port is every port. A restriction."),
+    ] = UNSET
+    ask: Annotated[
+        bool | UnsetType,
+        Meta(description="Ask about hosts that no rule names, once for each host and port. No answer is no."),
+    ] = UNSET
+    parent_proxy: Annotated[
+        str | UnsetType,
+        Meta(description="A proxy that everything goes through: `http://HOST:PORT`. Needs its degrade word."),
+    ] = UNSET
+    publish: Annotated[
+        tuple[int | str, ...] | UnsetType,
+        Meta(description="Ports inside that the host's loopback reaches: `3000`, or `8080:80` (host first)."),
+    ] = UNSET
+    sockets: Annotated[
+        _Names | UnsetType,
+        Meta(description="Unix sockets of the host that can be connected to, by path."),
+    ] = UNSET
+    ssh_agent: Annotated[
+        _Names | UnsetType,
+        Meta(description="Hosts to log in to with the keys of your ssh-agent; port 22 of each is allowed."),
+    ] = UNSET
+    credentials: Annotated[
+        dict[str, RawCredential] | UnsetType,
+        Meta(description="Secrets that the gate holds, by the variable that stands for them inside."),
+    ] = UNSET
+    requests: Annotated[
+        dict[str, _Names] | UnsetType,
+        Meta(description="The only HTTP requests that a host gets: `METHOD /path`. A restriction."),
     ] = UNSET
 
 
@@ -210,8 +275,14 @@ class Ceiling(_Closed, frozen=True, kw_only=True):
     tools: Annotated[bool | UnsetType, Meta(description="`false`: no tool directories.")] = UNSET
     cache: Annotated[_Names | UnsetType, Meta(description="Caches that may be kept.")] = UNSET
     network: Annotated[
-        tuple[NetworkMode, ...] | UnsetType, Meta(description="Network modes that may be chosen.")
+        tuple[NetworkMode, ...] | UnsetType,
+        Meta(description="Network modes that may be chosen; the widest of them is the ceiling."),
     ] = UNSET
+    network_allow: Annotated[
+        _Names | UnsetType,
+        Meta(description="What `allow` may name at most. It makes `allowlist` the widest mode."),
+    ] = UNSET
+    sockets: Annotated[_Names | UnsetType, Meta(description="Unix sockets that may be named.")] = UNSET
     pass_: Annotated[
         _Names | UnsetType,
         Meta(description="Variables that may be let through."),
@@ -233,19 +304,26 @@ class ManagedFilesystem(_Closed, frozen=True, kw_only=True):
     protect: Annotated[_Names | UnsetType, Meta(description="More protected names.")] = UNSET
 
 
+class ManagedNetwork(_Closed, frozen=True, kw_only=True):
+    """What the administrator keeps out of reach of everybody."""
+
+    deny: Annotated[_Names | UnsetType, Meta(description="Hosts that cannot be reached.")] = UNSET
+
+
 class ManagedFile(_Closed, frozen=True, kw_only=True):
     """The administrator's file. It grants nothing: it bounds what others grant, and restricts."""
 
     version: Annotated[Literal[1], Meta(description="The format's version.")]
     ceiling: Ceiling | UnsetType = UNSET
     filesystem: ManagedFilesystem | UnsetType = UNSET
+    network: ManagedNetwork | UnsetType = UNSET
 
 
 class FlagLayer(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line (or the API's caller) asks for; text is as in a file.
 
     Relative paths start at ``cwd``, or at the workspace when that is empty. Tuples add to what the files
-    give; a scalar replaces it.
+    give; a scalar replaces it. ``allow`` without ``network`` makes ``none`` an ``allowlist``.
     """
 
     cwd: str = ""
@@ -257,6 +335,15 @@ class FlagLayer(msgspec.Struct, frozen=True, kw_only=True):
     cache: tuple[str, ...] = ()
     protect: tuple[str, ...] = ()
     network: str | UnsetType = UNSET
+    allow: tuple[str, ...] = ()
+    deny_host: tuple[str, ...] = ()
+    ask: bool | UnsetType = UNSET
+    parent_proxy: str | UnsetType = UNSET
+    publish: tuple[int | str, ...] = ()
+    sockets: tuple[str, ...] = ()
+    ssh_agent: tuple[str, ...] = ()
+    credentials: dict[str, RawCredential] = msgspec.field(default_factory=dict[str, RawCredential])
+    requests: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict[str, tuple[str, ...]])
     memory: int | str | UnsetType = UNSET
     cpu: int | float | str | UnsetType = UNSET
     pids: int | str | UnsetType = UNSET
@@ -287,10 +374,55 @@ class Filesystem(_Resolved, frozen=True, kw_only=True):
     protect: tuple[str, ...]
 
 
+class Credential(_Resolved, frozen=True, kw_only=True):
+    """A secret outside. ``hosts`` are names or ``*.name``; ``source`` is ``env:NAME`` or ``file:/path``;
+    ``as`` is ``bearer``, ``basic``, ``basic:USER``, ``header:NAME`` or ``query:KEY``.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    source: str
+    as_: str = msgspec.field(name="as")
+    add: bool
+
+    @property
+    def kind(self) -> str:
+        """``bearer``, ``basic``, ``header`` or ``query``."""
+        return self.as_.partition(":")[0]
+
+    @property
+    def argument(self) -> str:
+        """The user of ``basic``, the name of ``header``, the key of ``query``; else ``""``."""
+        return self.as_.partition(":")[2]
+
+
+class RequestRule(_Resolved, frozen=True, kw_only=True):
+    """The only requests that ``host`` (a name or ``*.name``) gets, says ``layer``; each rule must be met."""
+
+    host: str
+    allow: tuple[str, ...]
+    layer: str
+
+
 class Network(_Resolved, frozen=True, kw_only=True):
-    """``none`` is a network namespace with a loopback of its own; ``host`` is the host's."""
+    """``none`` is a network namespace with a loopback of its own; ``host`` is the host's.
+
+    ``allow`` and ``deny`` are rules in canonical text (``casemate.policy.rules``), ``within`` the
+    administrator's bound of what may be allowed, None for no bound. ``publish`` is ``HOST-PORT:PORT-INSIDE``,
+    ``sockets`` absolute paths without links, ``ssh_agent`` hosts (or ``host:port``) that are allowed, too.
+    """
 
     mode: NetworkMode
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    ask: bool = False
+    parent_proxy: str | None = None
+    publish: tuple[str, ...] = ()
+    sockets: tuple[str, ...] = ()
+    ssh_agent: tuple[str, ...] = ()
+    credentials: tuple[Credential, ...] = ()
+    requests: tuple[RequestRule, ...] = ()
+    within: tuple[str, ...] | None = None
 
 
 class Resources(_Resolved, frozen=True, kw_only=True):

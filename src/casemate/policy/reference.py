@@ -17,6 +17,8 @@ from casemate.policy.model import (
     Ceiling,
     ManagedFile,
     ManagedFilesystem,
+    ManagedNetwork,
+    RawCredential,
     RawEnvironment,
     RawFilesystem,
     RawIsolation,
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = ["json_schema", "markdown"]
 
+_RULE = r"^([A-Za-z]+://)?(\[[0-9A-Fa-f:.]+(/[0-9]+)?\](/[0-9]+)?|[^\s/@]+|[0-9A-Fa-f:.]+/[0-9]+)(:[0-9*,-]+)?$"
+_FORM = r"^(bearer|basic(:[^:]+)?|header:[A-Za-z0-9_.~-]+|query:[A-Za-z0-9_.~-]+)$"
+_PROXY = r"^[hH][tT][tT][pP]://[^\s/@]+:[0-9]+/?$"
+_SOURCE = r"^(env|env:[A-Za-z_][A-Za-z0-9_]*|file:~?/.*)$"
+_PORTS = r"^[0-9]{1,5}(:[0-9]{1,5})?$"
 _SIZE = r"^(unlimited|[0-9]{1,19}(\.[0-9]{1,6})?\s?[kmgtKMGT]?(i?[bB])?)$"
 _COUNT = r"^(unlimited|[0-9]{1,19})$"
 _CPU = r"^(unlimited|[0-9]{1,6}(\.[0-9]{1,6})?)$"
@@ -56,7 +63,21 @@ def json_schema(*, managed: bool = False) -> _Schema:
         ("pids", _COUNT, 1), ("open-files", _COUNT, 8), ("cpu", _CPU, 0.01), ("timeout", _DURATION, 0.001),
     ):  # fmt: skip
         field("RawResources", name, _text_or_number(pattern, least))
-    field("RawNetwork", "mode", lambda at: at.update(enum=["none", "host"]))
+    field("RawNetwork", "mode", lambda at: at.update(enum=["none", "allowlist", "full", "host"]))
+    # No more of a rule than any schema can say: one word without a path, a user or a space.
+    for part, name in (("RawNetwork", "allow"), ("RawNetwork", "deny"), ("ManagedNetwork", "deny"),
+                       ("Ceiling", "network-allow")):  # fmt: skip
+        field(part, name, _items({"pattern": _RULE}))
+    for part, name in (("RawNetwork", "ssh-agent"), ("RawCredential", "hosts")):
+        field(part, name, _items({"pattern": r"^[^\s/@]+$"}))
+    for part, name, pattern in (("RawNetwork", "parent-proxy", _PROXY), ("RawCredential", "from", _SOURCE),
+                                ("RawCredential", "as", _FORM)):  # fmt: skip
+        field(part, name, _matching(pattern))
+    field("RawNetwork", "publish", _items({"pattern": _PORTS, "minimum": 1, "maximum": 65535}))
+    field("RawNetwork", "sockets", _items({"minLength": 1}))
+    names: _Schema = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}
+    for part, name in (("RawNetwork", "credentials"), ("RawEnvironment", "set")):
+        field(part, name, lambda at: at.update(propertyNames=names))
     for part in ("RawFilesystem", "Ceiling"):
         field(part, "cache", _items({"enum": list(CACHES)}))
     for part in ("RawFilesystem", "ManagedFilesystem"):
@@ -67,8 +88,6 @@ def json_schema(*, managed: bool = False) -> _Schema:
             field(part, name, _items({"minLength": 1}))
     for part in ("RawEnvironment", "Ceiling"):
         field(part, "pass", _items({"pattern": _PASSED}))
-    names: _Schema = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}
-    field("RawEnvironment", "set", lambda at: at.update(propertyNames=names))
     for part in ("RawIsolation", "Ceiling"):
         field(part, "degrade", _items({"enum": list(DEGRADE_WORDS)}))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Casemate policy", **schema}
@@ -85,6 +104,13 @@ def _text_or_number(pattern: str, least: float) -> Callable[[_Schema], None]:
     return change
 
 
+def _matching(pattern: str) -> Callable[[_Schema], None]:
+    def change(at: _Schema) -> None:
+        at["pattern"] = pattern
+
+    return change
+
+
 def _items(constraint: _Schema) -> Callable[[_Schema], None]:
     def change(at: _Schema) -> None:
         cast("_Schema", at["items"]).update(constraint)
@@ -97,6 +123,7 @@ def _items(constraint: _Schema) -> Callable[[_Schema], None]:
 _SECTIONS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("filesystem", RawFilesystem),
     ("network", RawNetwork),
+    ("network.credentials.NAME", RawCredential),
     ("resources", RawResources),
     ("environment", RawEnvironment),
     ("isolation", RawIsolation),
@@ -120,6 +147,10 @@ read = ["~/data"]          # more that can be read
 deny = [".env"]            # hidden, whatever else names it
 cache = ["pip"]            # kept between runs of this workspace
 
+[network]
+mode = "allowlist"
+allow = ["github.com", "*.example.org:443", "10.1.0.0/16:5432"]
+
 [resources]
 memory = "4G"
 timeout = "30m"
@@ -132,14 +163,16 @@ timeout = "30m"
 | managed | `/etc/casemate/managed.toml` | none; it sets the ceiling of everybody else's | count |
 | preset | built in, chosen by `--preset` | count | - |
 | project | `casemate.toml` at the top of the workspace | only while `casemate trust` holds the hash of \
-exactly this content; never the network, a degrade word or a boundary | count |
+exactly this content; of the network `allowlist` and names of hosts; never an address, a credential, a \
+socket, a degrade word or a boundary | count |
 | user | `~/.config/casemate/policy.toml`, or the file that `--policy` names in its place | count | count |
 | flags | the command line, the API's arguments | count | count |
 
 A **grant** makes the sandbox wider. Lists add up over the layers; of a single value the last layer's
 counts, in the order above. A **restriction** makes it tighter and counts from everywhere: `deny` and
 `protect` add up, and no layer lifts a project's or the administrator's lower limit, `network.mode = "none"`,
-`workspace = "read"` or stronger boundary. `deny` wins over `read`, `write`, tools and settings. The preset
+`workspace = "read"` or stronger boundary. `deny` wins over `read`, `write`, tools and settings, denied hosts
+win over allowed ones, and a request to a host has to meet what every layer says of that host. The preset
 `read-only`, chosen by a flag, outweighs what files say about writing.
 
 An empty list is nothing: `read = []` gives nothing and takes nothing away. Relative paths start at the
@@ -168,6 +201,8 @@ def markdown() -> str:
     parts.append(_fields(Ceiling))
     parts.append(f"\n### [filesystem] of the administrator's file\n\n{_doc(ManagedFilesystem)}\n\n")
     parts.append(_fields(ManagedFilesystem))
+    parts.append(f"\n### [network] of the administrator's file\n\n{_doc(ManagedNetwork)}\n\n")
+    parts.append(_fields(ManagedNetwork))
     parts.append(_environment())
     return "".join(parts)
 
@@ -183,7 +218,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _fields(kind: type[msgspec.Struct]) -> str:
-    schema = json_schema(managed=kind in (Ceiling, ManagedFilesystem))
+    schema = json_schema(managed=kind in (Ceiling, ManagedFilesystem, ManagedNetwork))
     definitions = cast("dict[str, dict[str, dict[str, _Schema]]]", schema["$defs"])
     rows: list[tuple[str, str, str]] = []
     for name, facts in definitions[kind.__name__]["properties"].items():
@@ -201,8 +236,10 @@ def _type(facts: _Schema) -> str:
         return "table"
     if facts.get("type") == "array":
         return "list of " + _type(cast("_Schema", facts["items"]))
+    if isinstance(facts.get("additionalProperties"), dict):
+        return "table of " + _type(cast("_Schema", facts["additionalProperties"])).removesuffix("s")
     words = {"string": "text", "integer": "number", "number": "number", "boolean": "true or false"}
-    return words.get(str(facts.get("type")), "table of text")
+    return words.get(str(facts.get("type")), "table")
 
 
 def _defaults() -> str:
@@ -221,6 +258,8 @@ def _defaults() -> str:
 def _value(field: str, value: object) -> str:
     from casemate.policy.units import format_duration, format_size
 
+    if field == "network.parent-proxy":
+        return "nothing"
     if field == "resources.cpu":
         return "all processors"
     if value is None:

@@ -24,24 +24,20 @@ __all__ = [
     "FIXED_VARIABLES",
     "REFUSED_WORDS",
     "Context",
+    "Task",
     "check",
     "check_variable",
     "flags",
     "flatten",
     "resolve",
+    "soft",
 ]
 
-_NOT_YET = "not available before the egress gate exists"
-_REFUSED_MODES = {
-    "allowlist": _NOT_YET,
-    "full": _NOT_YET,
-    "proxy": _NOT_YET,
-}
+_MODES = ("none", "allowlist", "full", "host")
 # Words that exist in the design or that people will try, with the reason why they are not taken.
 REFUSED_WORDS = {
     "protected-names": "the copy-on-write view protects names whether they exist or not, so there is "
     "nothing to give up",
-    "parent-proxy": _NOT_YET,
     "network": 'write mode = "host" under [network]; that is the word',
     "cgroup-limits": 'not needed: scope = "auto" already takes the next best scope, and says so',
     "disk-quota": 'not needed: scope = "auto" already measures where no quota is to be had, and says so',
@@ -94,6 +90,15 @@ _FLAG_FIELDS = {
     "cache": "filesystem.cache",
     "protect": "filesystem.protect",
     "network": "network.mode",
+    "allow": "network.allow",
+    "deny_host": "network.deny",
+    "ask": "network.ask",
+    "parent_proxy": "network.parent-proxy",
+    "publish": "network.publish",
+    "sockets": "network.sockets",
+    "ssh_agent": "network.ssh-agent",
+    "credentials": "network.credentials",
+    "requests": "network.requests",
     "memory": "resources.memory",
     "cpu": "resources.cpu",
     "pids": "resources.pids",
@@ -117,18 +122,32 @@ def flags(layer: FlagLayer) -> dict[str, object]:
         value = getattr(layer, name)
         if value is not UNSET and value not in ((), {}):
             found[path] = value
+    # Who names a host means it to be reached; `soft` below says that nothing gets narrower by it.
+    if (layer.allow or layer.ssh_agent or layer.ask is True) and layer.network is UNSET:
+        found["network.mode"] = "allowlist"
     return found
 
 
+def soft(layer: FlagLayer) -> frozenset[str]:
+    """The fields that ``flags`` gives without having been asked: they count only where they widen."""
+    return frozenset(("network.mode",)) if layer.network is UNSET else frozenset()
+
+
 def resolve(
-    written: Mapping[str, object], source: Source, context: Context, *, grants: bool, restricts: bool = False
+    written: Mapping[str, object],
+    source: Source,
+    context: Context,
+    *,
+    grants: bool,
+    restricts: bool = False,
+    soft: frozenset[str] = frozenset(),
 ) -> Layer:
     """Check and resolve the fields in ``written``. Raises PolicyError with file, line and field."""
     values: dict[str, object] = {}
     notes: list[str] = []
     for field, value in written.items():
         try:
-            values[field] = _RESOLVERS[field](_Task(field, value, context, grants, notes))
+            values[field] = _RESOLVERS[field](Task(field, value, context, grants, notes))
         except ValueError as error:
             raise source.error(field, str(error)) from None
     return Layer(
@@ -137,15 +156,16 @@ def resolve(
         grants=grants,
         restricts=restricts,
         notes=tuple(f"{source.file or source.name}: {note}" for note in notes),
+        soft=soft,
     )
 
 
 def check(field: str, value: object, context: Context) -> object:
     """One field's value, resolved. Raises ValueError with a sentence that does not name the field."""
-    return _RESOLVERS[field](_Task(field, value, context, True, []))
+    return _RESOLVERS[field](Task(field, value, context, True, []))
 
 
-class _Task:
+class Task:
     """One field on its way."""
 
     __slots__ = ("context", "field", "grants", "notes", "value")
@@ -169,8 +189,8 @@ class _Task:
         return names
 
 
-def _one_of(words: tuple[str, ...]) -> Callable[[_Task], object]:
-    def resolver(task: _Task) -> object:
+def _one_of(words: tuple[str, ...]) -> Callable[[Task], object]:
+    def resolver(task: Task) -> object:
         if task.value not in words:
             known = ", ".join(words)
             raise ValueError(f"{_show(task.value)} is not one of {known}{suggestion(str(task.value), words)}")
@@ -179,15 +199,15 @@ def _one_of(words: tuple[str, ...]) -> Callable[[_Task], object]:
     return resolver
 
 
-def _read(task: _Task) -> object:
+def _read(task: Task) -> object:
     return _grants(task, write=False)
 
 
-def _write(task: _Task) -> object:
+def _write(task: Task) -> object:
     return _grants(task, write=True)
 
 
-def _grants(task: _Task, *, write: bool) -> tuple[str, ...]:
+def _grants(task: Task, *, write: bool) -> tuple[str, ...]:
     context = task.context
     found: list[str] = []
     for text in task.names:
@@ -208,7 +228,7 @@ def _grants(task: _Task, *, write: bool) -> tuple[str, ...]:
     return _unique(found)
 
 
-def _deny(task: _Task) -> object:
+def _deny(task: Task) -> object:
     found: list[str] = []
     for text in task.names:
         if any(c in text for c in "*?["):
@@ -226,18 +246,18 @@ def _deny(task: _Task) -> object:
     return _unique(found)
 
 
-def _tools(task: _Task) -> object:
+def _switch(task: Task) -> object:
     return task.value
 
 
-def _cache(task: _Task) -> object:
+def _cache(task: Task) -> object:
     for name in task.names:
         if name not in CACHES:
             raise ValueError(f"{_show(name)} is not one of {', '.join(CACHES)}{suggestion(name, CACHES)}")
     return _unique(task.names)
 
 
-def _protect(task: _Task) -> object:
+def _protect(task: Task) -> object:
     for pattern in task.names:
         if "/" in pattern or "\0" in pattern or pattern in ("", ".", ".."):
             raise ValueError(f"{_show(pattern)}: a protected name is one file name or pattern, at any depth")
@@ -247,15 +267,24 @@ def _protect(task: _Task) -> object:
     return _unique(task.names)
 
 
-def _network(task: _Task) -> object:
-    mode = str(task.value)
-    if mode in _REFUSED_MODES:
-        raise ValueError(f"{_show(mode)} is {_REFUSED_MODES[mode]}; there are none and host")
-    return _one_of(("none", "host"))(task)
+def _network(task: Task) -> object:
+    # A module of its own, so that a run without a network does not load it.
+    from casemate.policy import network
+
+    return network.RESOLVERS[task.field](task)
 
 
-def _size(least: int) -> Callable[[_Task], object]:
-    def resolver(task: _Task) -> object:
+def _mode(task: Task) -> object:
+    if task.value == "proxy":
+        raise ValueError(
+            '"proxy" is not needed: every connection meets the gate, whatever a program knows of proxies; '
+            'write "allowlist"'
+        )
+    return _one_of(_MODES)(task)
+
+
+def _size(least: int) -> Callable[[Task], object]:
+    def resolver(task: Task) -> object:
         from casemate.policy.units import parse_size
 
         return parse_size(cast("int | str", task.value), least=least)
@@ -263,8 +292,8 @@ def _size(least: int) -> Callable[[_Task], object]:
     return resolver
 
 
-def _count(least: int) -> Callable[[_Task], object]:
-    def resolver(task: _Task) -> object:
+def _count(least: int) -> Callable[[Task], object]:
+    def resolver(task: Task) -> object:
         from casemate.policy.units import parse_count
 
         return parse_count(cast("int | str", task.value), least=least)
@@ -272,13 +301,13 @@ def _count(least: int) -> Callable[[_Task], object]:
     return resolver
 
 
-def _cpu(task: _Task) -> object:
+def _cpu(task: Task) -> object:
     from casemate.policy.units import parse_cpu
 
     return parse_cpu(cast("float | str", task.value))
 
 
-def _timeout(task: _Task) -> object:
+def _timeout(task: Task) -> object:
     from casemate.policy.units import parse_duration
 
     return parse_duration(cast("float | str", task.value))
@@ -295,7 +324,7 @@ def check_variable(name: str) -> None:
         raise ValueError(f"{name} is decided by the sandbox")
 
 
-def _pass(task: _Task) -> object:
+def _pass(task: Task) -> object:
     for name in task.names:
         if "*" not in name:
             check_variable(name)
@@ -309,7 +338,7 @@ def _pass(task: _Task) -> object:
     return _unique(task.names)
 
 
-def _set(task: _Task) -> object:
+def _set(task: Task) -> object:
     found = dict(cast("dict[str, str]", task.value))
     if len(found) > _ENTRIES:
         raise ValueError(f"{len(found)} variables are more than the {_ENTRIES} that are possible")
@@ -322,7 +351,7 @@ def _set(task: _Task) -> object:
     return found
 
 
-def _boundary(task: _Task) -> object:
+def _boundary(task: Task) -> object:
     if task.value == "auto":
         return "process"
     if task.value == "none" and (task.context.project or not task.context.full_access):
@@ -330,7 +359,7 @@ def _boundary(task: _Task) -> object:
     return _one_of(("process", "none"))(task)
 
 
-def _degrade(task: _Task) -> object:
+def _degrade(task: Task) -> object:
     for word in task.names:
         if word in DEGRADE_WORDS:
             continue
@@ -345,15 +374,16 @@ def _degrade(task: _Task) -> object:
 
 _MIB = 1 << 20
 
-_RESOLVERS: dict[str, Callable[[_Task], object]] = {
+_RESOLVERS: dict[str, Callable[[Task], object]] = {
     "filesystem.workspace": _one_of(("write", "read")),
     "filesystem.read": _read,
     "filesystem.write": _write,
     "filesystem.deny": _deny,
-    "filesystem.tools": _tools,
+    "filesystem.tools": _switch,
     "filesystem.cache": _cache,
     "filesystem.protect": _protect,
-    "network.mode": _network,
+    "network.mode": _mode,
+    "network.ask": _switch,
     # The least values are those below which nothing starts at all.
     "resources.memory": _size(4 * _MIB),
     "resources.cpu": _cpu,
@@ -368,6 +398,11 @@ _RESOLVERS: dict[str, Callable[[_Task], object]] = {
     "environment.set": _set,
     "isolation.boundary": _boundary,
     "isolation.degrade": _degrade,
+    **dict.fromkeys(
+        (f"network.{name}" for name in ("allow", "deny", "parent-proxy", "publish", "sockets", "ssh-agent",
+                                        "credentials", "requests", "within")),
+        _network,
+    ),
 }
 
 

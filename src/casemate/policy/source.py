@@ -41,7 +41,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """One resolved layer: values by field path, in the forms of ``Policy``.
 
     ``grants`` says whether what it allows counts, ``restricts`` whether its scalars are upper bounds that
-    no other layer can lift.
+    no other layer can lift. ``soft`` names scalars that count only where they allow more than what stands.
     """
 
     source: Source
@@ -49,6 +49,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     grants: bool = True
     restricts: bool = False
     notes: tuple[str, ...] = ()
+    soft: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from casemate import settings
-from casemate.errors import PolicyError, SandboxError
+from casemate.errors import PolicyError, ProtectionUnavailable, SandboxError
 from casemate.isolation.plan import Facts, Plan, plan
 from casemate.isolation.process.spec import Late
 from casemate.policy import environment, tools
@@ -175,6 +175,7 @@ def _check_own(directory: str, *, make: bool) -> None:
 
 def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
     request, policy, places, workspace = job.request, job.policy, job.places, job.workspace
+    _check_network(policy)
     layout = _layout()
     shown = tuple(f"/{name}" for name, link in layout.items() if not link)
     found = tools.discover(
@@ -227,6 +228,22 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
     job.readable = (*shown, *found.binds, *world.binds, *policy.filesystem.read)
     job.notes = (*job.notes, *found.notes, *world.notes)
     job.degraded = job.plan.degraded
+
+
+def _check_network(policy: Policy) -> None:
+    """Refuse what only the egress gate could do. Raises ProtectionUnavailable."""
+    network = policy.network
+    asked = [f"network.{name}" for name in ("publish", "sockets") if getattr(network, name)]
+    if network.mode in ("allowlist", "full"):
+        asked.insert(0, f'network.mode = "{network.mode}"')
+    if asked:
+        raise ProtectionUnavailable(
+            f"{', '.join(asked)}: this boundary has no egress gate yet",
+            hint='leave it out, or use network.mode = "host", which opens everything',
+            protection="network",
+            needed="the egress gate",
+            found="none",
+        )
 
 
 def kept_count(job: Job) -> int:

@@ -165,11 +165,10 @@ def test_unlimited_and_the_hosts_network_are_said(caller: Caller) -> None:
     assert degraded(effective.policy) == ("network = host",)
 
 
-@pytest.mark.parametrize("mode", ["allowlist", "full"])
-def test_network_modes_that_need_the_gate_are_refused(caller: Caller, mode: str) -> None:
-    """Nothing that cannot be enforced yet is taken."""
-    with pytest.raises(PolicyError, match="not available before the egress gate exists"):
-        caller.load(network=mode)
+@pytest.mark.parametrize("mode", ["none", "allowlist", "full", "host"])
+def test_network_modes_are_taken_from_the_operator(caller: Caller, mode: str) -> None:
+    """All four can be chosen by a flag."""
+    assert caller.load(network=mode).policy.network.mode == mode
 
 
 def test_an_unknown_network_mode_is_refused_with_a_suggestion(caller: Caller) -> None:
@@ -178,7 +177,7 @@ def test_an_unknown_network_mode_is_refused_with_a_suggestion(caller: Caller) ->
         caller.load(network="nne")
 
 
-@pytest.mark.parametrize("word", ["memfd-exec", "ptrace", "nested-userns", "landlock"])
+@pytest.mark.parametrize("word", ["memfd-exec", "ptrace", "nested-userns", "landlock", "parent-proxy"])
 def test_degrade_words_are_taken_from_the_operator(caller: Caller, word: str) -> None:
     """Each word gives up one protection and is shown."""
     effective = caller.load(degrade=(word, word))
@@ -190,7 +189,8 @@ def test_degrade_words_are_taken_from_the_operator(caller: Caller, word: str) ->
     ("word", "reason"),
     [
         ("protected-names = existing", "nothing to give up"), ("network = host", "under \\[network\\]"),
-        ("cgroup-limits", "not needed"), ("disk-quota", "not needed"), ("parent-proxy", "egress gate"),
+        ("cgroup-limits", "not needed"), ("disk-quota", "not needed"),
+        ("parent_proxy", "did you mean 'parent-proxy'"),
         ("seccomp", "cannot be given up"), ("memfd_exec", "did you mean 'memfd-exec'"), ("", "is not one of"),
     ],
 )  # fmt: skip
