@@ -12,12 +12,17 @@ import struct
 
 from casemate.sys.native import LIBC, fail, machine, syscall
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = [
     "attach",
     "clone_tree",
     "detached_trees",
     "filesystem",
     "idmap",
+    "layers_by_path",
     "make_private",
     "move_mount",
     "pivot_into",
@@ -40,19 +45,19 @@ _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x4000, 1 << 18, 2
 
 
 def filesystem(
-    kind: str, attributes: int = 0, layers: dict[str, str | int] | None = None, **options: str | bool
+    kind: str, attributes: int = 0, layers: Iterable[tuple[str, str | int]] = (), **options: str | bool
 ) -> int:
     """Mount a new file system, detached, and return its descriptor (O_CLOEXEC).
 
     An option's value is a string, or ``True`` for a bare flag. ``layers`` are the directories of an
-    overlay, as paths or (Linux 6.13) as descriptors. Raises OSError that names the option.
+    overlay, as paths or (Linux 6.13) as descriptors; ``lowerdir+`` (Linux 6.7 for paths) adds one below
+    those before it. Raises OSError that names the option.
     """
     context = syscall(f"fsopen {kind}", _FSOPEN, kind.encode(), 1)
     try:
-        for name, layer in (layers or {}).items():
+        for name, layer in layers:
             if isinstance(layer, int):
-                key = b"lowerdir+" if name == "lowerdir" else name.encode()
-                syscall(f"{kind} {name}", _FSCONFIG, context, 5, key, None, layer)
+                syscall(f"{kind} {name}", _FSCONFIG, context, 5, name.encode(), None, layer)
             else:
                 syscall(f"{kind} {name}", _FSCONFIG, context, 1, name.encode(), os.fsencode(layer), 0)
         for name, value in options.items():
@@ -103,9 +108,18 @@ def detached_trees() -> bool:
 
     Overlay layers by descriptor came before that, with 6.13.
     """
+    return _version() >= (6, 15)
+
+
+def layers_by_path() -> bool:
+    """Whether an overlay takes its lower layers one by one as paths (Linux 6.7), by the kernel's name."""
+    return _version() >= (6, 7)
+
+
+def _version() -> tuple[int, int]:
     words = os.uname().release.split(".")[:2]
     major, minor = (int("".join(c for c in word if c.isdigit()) or 0) for word in words)
-    return (major, minor) >= (6, 15)
+    return major, minor
 
 
 def attach(mount: int, path: str) -> None:

@@ -185,10 +185,10 @@ def _try_overlay(place: str) -> str:
     _enter()
     os.makedirs(place, 0o700, exist_ok=True)
     mounts.attach(mounts.filesystem("tmpfs", mode="0755"), place)
-    layers: dict[str, str | int] = {}
+    layers: list[tuple[str, str | int]] = []
     for option, name in (("lowerdir", "low"), ("upperdir", "up"), ("workdir", "work")):
         os.mkdir(f"{place}/{name}")
-        layers[option] = f"{place}/{name}"
+        layers.append((option, f"{place}/{name}"))
     if not process.is_root():
         mounts.filesystem("overlay", 0, layers, volatile=True, userxattr=True)
         return "yes; renaming a directory that existed before gives EXDEV to the command (mv copies then)"

@@ -347,7 +347,7 @@ class SiteMaker:
                 self._hide(site, part, path.removeprefix(f"{view.target}/"), path)
 
     def _overlay(self, site: Site, number: int, lower: int, top: int, work: int) -> int:
-        layers: dict[str, str | int] = {"lowerdir": lower, "upperdir": top, "workdir": work}
+        layers: list[tuple[str, str | int]] = [("lowerdir+", lower), ("upperdir", top), ("workdir", work)]
         place = f"{site.directory}/lower{number}"
         if self.attached:
             # Before 6.13 layers are paths; the overlay takes mounts of its own from them.
@@ -355,7 +355,7 @@ class SiteMaker:
             mounts.attach(lower, place)
             base = site.directory if site.spec.tops_on_disk else f"{site.directory}/scratch"
             paths = {"lowerdir": place, "upperdir": f"{base}/up{number}", "workdir": f"{base}/work{number}"}
-            layers = {name: path.replace("\\", "\\\\").replace(":", "\\:") for name, path in paths.items()}
+            layers = [(name, path.replace("\\", "\\\\").replace(":", "\\:")) for name, path in paths.items()]
         try:
             if self.rootless:
                 return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, userxattr=True)
