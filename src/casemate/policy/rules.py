@@ -8,9 +8,10 @@
     PORTS   PORT, FROM-TO, several of them with commas, or *
 
 Without ports a rule that allows means 80 and 443 (with ``http://`` 80, with ``https://`` 443), a rule that
-denies means every port. A protocol narrows a rule to connections that speak it; ``tcp://`` narrows nothing
-and asks for the port to be said. What is compared has one spelling (``casemate.policy.hosts``), names label
-by label, addresses as numbers.
+denies means every port. ``http://`` and ``https://`` narrow a rule to connections that speak it; ``tcp://``
+needs a port, narrows nothing, and has the gate pass on what it would otherwise look at (the name inside of
+TLS, the host of a request). What is compared has one spelling (``casemate.policy.hosts``), names label by
+label, addresses as numbers.
 
 A ``ValueError`` from here carries a sentence for the person; who calls knows entry, file and field.
 """
@@ -37,11 +38,13 @@ __all__ = [
     "covers",
     "hits",
     "is_guarded_grant",
+    "names",
     "overlap",
     "parse",
     "parse_all",
     "parse_host",
     "port_text",
+    "within",
 ]
 
 Protocol = Literal["any", "http", "https", "tcp"]
@@ -153,15 +156,18 @@ def parse_host(text: str, *, broad: bool = False) -> str:
     return name if kind == "name" else f"*.{name}"
 
 
-def hits(rule: Rule, host: str | IPv4Address | IPv6Address, port: int, protocol: str = "") -> bool:
+def hits(
+    rule: Rule, host: str | IPv4Address | IPv6Address, port: int, protocol: str = "", *, maybe: bool = False
+) -> bool:
     """Whether ``rule`` is about this connection.
 
     ``host`` is a normalised name or an address (no mapped one). ``protocol`` is ``http``, ``https``, ``tcp``
-    (known to be neither), or ``""``: not known yet, which every rule without a protocol of its own is about.
+    (known to be neither), or ``""``: not known yet, which a rule with a protocol of its own is about only
+    where ``maybe`` is enough.
     """
     if not any(low <= port <= high for low, high in rule.ports):
         return False
-    if rule.protocol in ("http", "https") and protocol != rule.protocol:
+    if rule.protocol in ("http", "https") and protocol != rule.protocol and (protocol or not maybe):
         return False
     if rule.kind == "all":
         return True
@@ -170,6 +176,18 @@ def hits(rule: Rule, host: str | IPv4Address | IPv6Address, port: int, protocol:
             return rule.name == host
         return rule.kind == "suffix" and hosts.matches(host, rule.name)
     return rule.kind == "net" and host in _network(rule.net)
+
+
+def names(rule: Rule, name: str) -> bool:
+    """Whether ``rule`` is about some port of this name."""
+    return rule.kind == "all" or (
+        rule.name == name if rule.kind == "name" else rule.kind == "suffix" and hosts.matches(name, rule.name)
+    )
+
+
+def within(rule: Rule, net: IPv4Network | IPv6Network) -> bool:
+    """Whether a rule names addresses, and only such as lie in ``net``."""
+    return rule.kind == "net" and _subnet(_network(rule.net), net)
 
 
 def covers(outer: Rule, inner: Rule) -> bool:
