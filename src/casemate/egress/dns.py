@@ -129,8 +129,8 @@ def reply(query: Query, addresses: Sequence[str], ttl: int) -> bytes:
         family, kind = (socket.AF_INET6, AAAA) if ":" in text else (socket.AF_INET, A)
         try:
             packed = socket.inet_pton(family, text)
-        except OSError:
-            raise ValueError(f"{text!a} is not an address") from None
+        except (OSError, ValueError):
+            raise ValueError(f"{text[:80]!a} is not an address") from None
         if query.qtype in (kind, ANY):
             found.append((kind, packed))
     return _answer(query, found, ttl)

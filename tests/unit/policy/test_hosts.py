@@ -91,7 +91,7 @@ def test_other_scripts_are_other_names() -> None:
 
 @pytest.mark.parametrize("text", LEGACY)
 def test_no_accepted_name_is_an_address_for_a_resolver(text: str) -> None:
-    """Control for the list: what C libraries read as an address is on it, and a name beside it is accepted."""
+    """Control for the list: what C libraries read as an address is on it; a name beside it is accepted."""
     assert hosts.normalise(text + "a.example")
     try:
         socket.inet_aton(text)
