@@ -17,6 +17,8 @@ __all__ = [
     "fork_into",
     "has_admin",
     "is_root",
+    "lives",
+    "mark",
     "no_new_privileges",
     "pidfd_signal",
     "set_dumpable",
@@ -53,6 +55,31 @@ def has_admin() -> bool:
             if line.startswith("CapEff:"):
                 return bool(int(line.split()[1], 16) & (1 << 21))
     return False
+
+
+def mark(pid: int) -> str:
+    """What names a process for good: its pid and when it was started. Empty if there is none."""
+    facts = _stat(pid)
+    return f"{pid} {facts[19]}" if facts else ""
+
+
+def lives(text: str) -> bool:
+    """Whether the process that ``mark`` has named is there. One that waits for its parent is not.
+
+    Of a pid namespace's init that means: none of its processes is.
+    """
+    pid, _, started = text.strip().partition(" ")
+    facts = _stat(int(pid)) if pid.isascii() and pid.isdigit() and len(pid) < 12 else []
+    return bool(facts) and facts[19] == started and facts[0] not in ("Z", "X")
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on; empty if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def drop_bounding_set() -> None:

@@ -14,11 +14,13 @@ import os
 from casemate.errors import SandboxError
 from casemate.sys.locks import sweep
 
-__all__ = ["BASE", "BLOCK", "UidPool"]
+__all__ = ["BASE", "BLOCK", "STORED", "UidPool"]
 
 BASE = 0x70000000
 BLOCK = 64
 _BLOCKS = 1024
+#: Who owns on disk what the commands of a session leave: a uid that no sandbox ever has.
+STORED = BASE + _BLOCKS * BLOCK
 
 
 class UidPool:

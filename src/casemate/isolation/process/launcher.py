@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable, SandboxError
-from casemate.isolation.process import seal
+from casemate.isolation.process import seal, stacks
 from casemate.isolation.process.ids import UidPool
 from casemate.isolation.process.outcome import Outcome, interpret, seal_error
 from casemate.isolation.process.porter import Porter
@@ -137,6 +137,7 @@ class Launcher:
         try:
             running = self._fork(site, None, stdio, theirs.fileno(), None, launchers_end=ours.fileno())
             theirs.close()
+            site.pid = running.pid
             self._maker.make(site, name)
             if spec.capture is not None:
                 site.capture = seal.receive_capture(ours)
@@ -385,6 +386,8 @@ class Launcher:
                 mounts.unmount(site.attached.pop())
             except OSError:
                 continue
+        if site.kept and site.spec.stack is not None:
+            stacks.leave(site.spec.stack)
         site.kept = False
         if site.directory:
             remove_tree(site.directory)

@@ -15,7 +15,8 @@ from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import filter as seccomp
-from casemate.isolation.process import rootfs, seal
+from casemate.isolation.process import seal, stacks
+from casemate.isolation.process.template import Template
 from casemate.isolation.process.trees import make_directory
 from casemate.sys import cgroups, landlock, loop, mounts, namespaces
 from casemate.sys.bpf import Prepared as PreparedFilter
@@ -24,12 +25,10 @@ from casemate.sys.native import machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from casemate.isolation.process.spec import Spec
     from casemate.sys.capture import Capture
 
-__all__ = ["HOME", "Site", "SiteMaker", "Template"]
+__all__ = ["HOME", "Site", "SiteMaker"]
 
 HOME = "/home/sandbox"
 _FLAGS = mounts.NOSUID | mounts.NODEV
@@ -51,6 +50,7 @@ class Site:
         "lingering",
         "network",
         "parts",
+        "pid",
         "pts",
         "ruleset",
         "scratch",
@@ -71,6 +71,7 @@ class Site:
         self.scratch = -1
         self.pts = -1
         self.parts: list[tuple[int, str]] = []  # detached mount, place inside
+        self.pid = 0  # of the process that will be its init, where it is there before the site is made
         self.tops: list[int] = []
         self.group: cgroups.Group | None = None
         self.joined: list[tuple[int, int]] = []  # namespaces made ahead: descriptor, kind
@@ -79,40 +80,6 @@ class Site:
         self.network = -1  # its network namespace, where something may have to be reached in it
         self.ruleset: Ruleset | None = None
         self.filter: PreparedFilter | None = None
-
-
-class Template:
-    """The read-only root of a plan: a mount namespace of which it is the root, and two places in it."""
-
-    __slots__ = ("dev", "namespace", "tree")
-
-    def __init__(
-        self, spec: Spec, place: str, *, make_nodes: bool, meanwhile: Callable[[], object]
-    ) -> None:
-        self.tree = self.dev = -1
-
-        def setup() -> None:
-            rootfs.become_root(spec.root, spec.devices, make_nodes=make_nodes, place=place)
-
-        def look(child: int) -> None:
-            self.tree = os.open(f"/proc/{child}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            self.dev = os.open("dev", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.tree)
-
-        try:
-            made = namespaces.make(namespaces.MOUNT, setup, look, meanwhile)
-            self.namespace = made[namespaces.MOUNT]
-        except OSError as error:
-            raise SandboxError(
-                f"the sandbox's root cannot be built: {error.strerror}",
-                code="root-failed",
-                hint="run `casemate doctor`",
-                errno=error.errno,
-            ) from error
-
-    def close(self) -> None:
-        """Let it go; sandboxes that were made from it keep their own copies."""
-        for descriptor in (self.tree, self.dev, self.namespace):
-            os.close(descriptor)
 
 
 class SiteMaker:
@@ -159,6 +126,8 @@ class SiteMaker:
             with suppress(OSError):
                 for owner in {view.owner for view in spec.views if view.owner is not None}:
                     self._id_map(owner, uid)
+                if spec.stack is not None:
+                    self._id_map(None, uid)
 
     def filter(self, spec: Spec) -> PreparedFilter:
         """The seccomp program of a spec, ready to be installed."""
@@ -185,13 +154,30 @@ class SiteMaker:
         site.filter = self.filter(site.spec)
         self._make_group(site, name)
         self._make_private_parts(site)
-        for number in range(len(site.spec.views)):
-            self._make_view(site, number)
+        below_home = [target for _, target in site.spec.binds if target.startswith(f"{HOME}/")]
+        for target in below_home:
+            self._make_directories(site, "home" + target.removeprefix(HOME))
+        if site.spec.stack is not None:
+            self._make_stacked(site, below_home)
+        else:
+            for number in range(len(site.spec.views)):
+                self._make_view(site, number)
         for source, target in site.spec.binds:
-            if target.startswith(f"{HOME}/"):
-                self._make_directories(site, "home" + target.removeprefix(HOME))
             part = self._host_directory(site, source, self._own)
             self._add(site, part, target)
+        for path in site.spec.sockets:
+            self._show_socket(site, path)
+
+    def _show_socket(self, site: Site, path: str) -> None:
+        """A socket of the host: its owner appears as the sandbox, so that modes mean inside what they mean out."""
+        facts = os.stat(path)
+        if not stat.S_ISSOCK(facts.st_mode):
+            raise SandboxError(f"{path} is no socket any more", code="socket-gone", path=path)
+        part = self._host_directory(site, path, (facts.st_uid, facts.st_gid))
+        site.parts.append((part, path))
+        for place, name in (("/tmp/", "tmp/"), ("/var/tmp/", "vartmp/")):
+            if path.startswith(place):
+                _make_mount_point(site.scratch, name + path.removeprefix(place), directory=False)
 
     def make_namespaces(self, site: Site) -> None:
         """Make network, IPC and UTS namespaces ahead of the process that will enter them."""
@@ -260,7 +246,8 @@ class SiteMaker:
                 os.chmod(name, mode, dir_fd=scratch)
             else:
                 self._give(site, name)
-            self._add(site, mounts.clone_tree(scratch, name), target)
+            if name != "home" or spec.stack is None:
+                self._add(site, mounts.clone_tree(scratch, name), target)
         for path, content in spec.home.items():
             self._make_directories(site, os.path.dirname(f"home/{path}"))
             self._write(site, f"home/{path}", content, 0o600, give=True)
@@ -323,13 +310,52 @@ class SiteMaker:
 
     # -- views ---------------------------------------------------------------------------------------
 
-    def _make_view(self, site: Site, number: int) -> None:
+    def _make_lower(self, site: Site, number: int) -> int:
         view = site.spec.views[number]
         lower = self._host_directory(site, view.source, view.owner)
         for place, name in (("/tmp/", "tmp/"), ("/var/tmp/", "vartmp/")):
             if view.target.startswith(place):
                 directory = stat.S_ISDIR(os.fstat(lower).st_mode)
                 _make_mount_point(site.scratch, name + view.target.removeprefix(place), directory=directory)
+        return lower
+
+    def _make_stacked(self, site: Site, below_home: list[str]) -> None:
+        """HOME, with mount points in it, and the views of a session, over its layers."""
+        spec, stack = site.spec, site.spec.stack
+        assert stack is not None  # noqa: S101
+        if not site.pid:
+            raise SandboxError("a session's sandbox cannot be made ahead", code="bad-request")
+        stacks.enter(stack, site.pid)
+        site.kept = True  # its tops lie where a kill does not reach them, and belong to no single run
+        stacked = stacks.Stacked(
+            spec, site.scratch, site.directory, -1 if self.rootless else self._id_map(None, site.uid),
+            give=None if self.rootless else (site.uid, site.gid),
+            attached=site.attached if self.attached else None,
+        )  # fmt: skip
+        try:
+            home = stacked.home()
+            self._add(site, home, HOME)
+            for target in below_home:
+                stacked.make_directories(home, target.removeprefix(f"{HOME}/"))
+            for number, view in enumerate(spec.views):
+                if not view.top:
+                    self._make_view(site, number)
+                    continue
+                lower = self._make_lower(site, number)
+                part = stacked.view(number, lower)
+                if part != lower:
+                    os.close(lower)
+                if view.writable:
+                    self._add(site, part, view.target)
+                else:
+                    mounts.restrict(part, mounts.RDONLY)
+                    site.parts.append((part, view.target))
+        finally:
+            stacked.close()
+
+    def _make_view(self, site: Site, number: int) -> None:
+        view = site.spec.views[number]
+        lower = self._make_lower(site, number)
         if not view.writable:
             mounts.restrict(lower, mounts.RDONLY)
             site.parts.append((lower, view.target))
@@ -347,20 +373,18 @@ class SiteMaker:
                 self._hide(site, part, path.removeprefix(f"{view.target}/"), path)
 
     def _overlay(self, site: Site, number: int, lower: int, top: int, work: int) -> int:
-        layers: list[tuple[str, str | int]] = [("lowerdir+", lower), ("upperdir", top), ("workdir", work)]
         place = f"{site.directory}/lower{number}"
+        base = site.directory if site.spec.tops_on_disk else f"{site.directory}/scratch"
         if self.attached:
             # Before 6.13 layers are paths; the overlay takes mounts of its own from them.
             make_directory(place)
             mounts.attach(lower, place)
-            base = site.directory if site.spec.tops_on_disk else f"{site.directory}/scratch"
-            paths = {"lowerdir": place, "upperdir": f"{base}/up{number}", "workdir": f"{base}/work{number}"}
-            layers = [(name, path.replace("\\", "\\\\").replace(":", "\\:")) for name, path in paths.items()]
         try:
-            if self.rootless:
-                return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, userxattr=True)
-            words = {"redirect_dir": "on", "metacopy": "off", "index": "off"}
-            return mounts.filesystem("overlay", _FLAGS, layers, volatile=True, **words)
+            return stacks.mount_overlay(
+                [stacks.Place(lower, place)],
+                stacks.Place(top, f"{base}/up{number}"), stacks.Place(work, f"{base}/work{number}"),
+                rootless=self.rootless, attached=self.attached,
+            )  # fmt: skip
         finally:
             if self.attached:
                 mounts.unmount(place)
@@ -403,10 +427,14 @@ class SiteMaker:
             ) from error
         return part
 
-    def _id_map(self, owner: tuple[int, int], uid: int) -> int:
-        key = (*owner, uid)
+    def _id_map(self, owner: tuple[int, int] | None, uid: int) -> int:
+        """A user namespace in which ``owner`` is ``uid``; None: the owner of what a session keeps."""
+        key = (*(owner or (-1, -1)), uid)
         if key not in self._maps:
-            self._maps[key] = namespaces.id_map([(owner[0], uid)], [(owner[1], uid)])
+            pairs = stacks.owners(uid), stacks.owners(uid)
+            if owner is not None:
+                pairs = [(owner[0], uid)], [(owner[1], uid)]
+            self._maps[key] = namespaces.id_map(*pairs)
         return self._maps[key]
 
     def _hide(self, site: Site, view: int, inside: str, target: str) -> None:

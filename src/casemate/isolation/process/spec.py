@@ -10,7 +10,7 @@ from casemate.errors import SandboxError
 from casemate.sys import packets
 from casemate.sys.plain import is_list, is_object
 
-__all__ = ["Late", "Spec", "View", "encode"]
+__all__ = ["Late", "Spec", "Stack", "View", "encode"]
 
 _RLIMITS = ("CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "MSGQUEUE", "NOFILE", "NPROC", "STACK")
 
@@ -20,19 +20,40 @@ class View:
 
     ``writable`` views are overlays whose top is private; others are read-only. ``owner`` is the uid and
     gid that the directory's files have on disk and that become the sandbox's own (root launcher only).
+    ``top`` is what it is called in the layers of a session; a read-only view without one has no layers.
     """
 
-    __slots__ = ("owner", "source", "target", "writable")
+    __slots__ = ("owner", "source", "target", "top", "writable")
 
-    def __init__(self, source: str, target: str, writable: bool, owner: tuple[int, int] | None) -> None:
+    def __init__(
+        self, source: str, target: str, writable: bool, owner: tuple[int, int] | None, top: str = ""
+    ) -> None:
         self.source = source
         self.target = target
         self.writable = writable
         self.owner = owner
+        self.top = top
 
     def as_list(self) -> list[object]:
         """The JSON form."""
-        return [self.source, self.target, self.writable, self.owner]
+        return [self.source, self.target, self.writable, self.owner, self.top]
+
+
+class Stack:
+    """The layers of a session: the directory that holds them, the frozen ones from the newest down, the
+    live one. HOME is one of the views then, and tops stay where they are when the command has ended.
+    """
+
+    __slots__ = ("layers", "live", "store")
+
+    def __init__(self, store: str, live: str, layers: list[str]) -> None:
+        self.store = store
+        self.live = live
+        self.layers = layers
+
+    def as_list(self) -> list[object]:
+        """The JSON form."""
+        return [self.store, self.live, self.layers]
 
 
 class Spec:
@@ -45,6 +66,8 @@ class Spec:
     ``keep_base`` is the directory below which each run of this spec gets one of its own, for tops that lie
     on disk or have to outlive the launcher. ``hide`` are paths below views that are covered where they exist.
     ``capture`` says that a gate takes every connection: ports to listen on where not all can be had.
+    ``sockets`` are unix sockets of the host that the sandbox may connect to, at their own place.
+    ``stack`` are the layers of the session that the command belongs to.
     """
 
     __slots__ = (
@@ -66,6 +89,8 @@ class Spec:
         "root",
         "scratch",
         "scratch_image",
+        "sockets",
+        "stack",
         "tops_on_disk",
         "views",
         "words",
@@ -95,6 +120,8 @@ class Spec:
         devices: list[str] | None = None,
         hide: list[str] | None = None,
         capture: list[int] | None = None,
+        stack: Stack | None = None,
+        sockets: list[str] | None = None,
     ) -> None:
         self.root = root
         self.views = views
@@ -117,11 +144,14 @@ class Spec:
         self.devices = devices or []
         self.hide = hide or []
         self.capture = capture
+        self.stack = stack
+        self.sockets = sockets or []
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form, which ``from_dict`` takes back."""
         data: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
         data["views"] = [view.as_list() for view in self.views]
+        data["stack"] = None if self.stack is None else self.stack.as_list()
         return data
 
     @classmethod
@@ -130,9 +160,9 @@ class Spec:
         fields = _record(data, set(cls.__slots__))
         views: list[View] = []
         for item in _list(fields["views"]):
-            source, target, writable, owner = _row(item, 4)
+            source, target, writable, owner, top = _row(item, 5)
             pair = None if owner is None else _pair(owner)
-            views.append(View(_text(source), _text(target), _flag(writable), pair))
+            views.append(View(_text(source), _text(target), _flag(writable), pair, _text(top)))
         rlimits = {_text(key): _number(value) for key, value in _mapping(fields["rlimits"]).items()}
         if not set(rlimits) <= set(_RLIMITS):
             raise _bad("rlimits")
@@ -161,6 +191,8 @@ class Spec:
             devices=[_text(word) for word in _list(fields["devices"])],
             hide=[_text(word) for word in _list(fields["hide"])],
             capture=_ports(fields["capture"]),
+            sockets=[_text(path) for path in _list(fields["sockets"])],
+            stack=_stack(fields["stack"]),
         )
 
 
@@ -286,6 +318,13 @@ def _number(value: object) -> int:
     if type(value) is not int:
         raise _bad("a whole number was expected")
     return value
+
+
+def _stack(value: object) -> Stack | None:
+    if value is None:
+        return None
+    store, live, layers = _row(value, 3)
+    return Stack(_text(store), _text(live), [_text(name) for name in _list(layers)])
 
 
 def _ports(value: object) -> list[int] | None:

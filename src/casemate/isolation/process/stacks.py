@@ -1,0 +1,289 @@
+"""Overlays over several layers: what the commands of a session see, and where their changes stay.
+
+A session keeps its layers in a store on disk: frozen tops, and one live top that takes what the present
+command writes. The store enters the sandbox as one mount, as root an idmapped one: the owner that files have
+in the store appears as the uid of the run, which is another one each time.
+
+What earlier commands left in the layers is hostile. Nothing in it is followed here, and what the policy hides
+is taken out below the layers, by whiteouts right above the workspace: a cover on a path would miss a
+directory that an earlier command has renamed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+from casemate.errors import ProtectionUnavailable, SandboxError
+from casemate.isolation.process.ids import STORED
+from casemate.sys import mounts
+from casemate.sys.files import open_beneath
+from casemate.sys.process import lives, mark
+from casemate.sys.trees import make_directory, remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.isolation.process.spec import Spec, Stack
+
+__all__ = ["HOME_TOP", "Place", "Stacked", "enter", "leave", "mount_overlay", "owners"]
+
+#: What HOME is called in a layer.
+HOME_TOP = "home"
+#: In a live layer: who runs in it, and the working directories of its overlays.
+_RUN, _WORK = "run", "work"
+_FLAGS = mounts.NOSUID | mounts.NODEV
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_PATH_LIMIT = 255  # of a value for fsconfig
+
+
+class Place:
+    """A directory that an overlay is made of: its descriptor, and where it is attached, if it is."""
+
+    __slots__ = ("handle", "path")
+
+    def __init__(self, handle: int, path: str) -> None:
+        self.handle = handle
+        self.path = path
+
+
+def mount_overlay(
+    lowers: list[Place], top: Place | None, work: Place | None, *, rootless: bool, attached: bool
+) -> int:
+    """An overlay, detached; ``lowers`` from the uppermost down. ``attached``: layers are given as paths.
+
+    Raises OSError; SandboxError (``too-many-layers``) where a kernel cannot take so many of them.
+    """
+    layers: list[tuple[str, str | int]]
+    if not attached:
+        layers = [("lowerdir+", place.handle) for place in lowers]
+    elif len(lowers) > 1 and mounts.layers_by_path():
+        layers = [("lowerdir+", place.path) for place in lowers]
+    else:
+        joined = ":".join(_escaped(place.path) for place in lowers)
+        if len(lowers) > 1 and len(os.fsencode(joined)) > _PATH_LIMIT:
+            raise SandboxError(
+                f"this kernel cannot take {len(lowers)} layers under such long names",
+                code="too-many-layers",
+                hint="casemate session flatten NAME",
+            )
+        layers = [("lowerdir", joined)]
+    if top is not None and work is not None:
+        for name, place in (("upperdir", top), ("workdir", work)):
+            layers.append((name, _escaped(place.path) if attached else place.handle))
+    volatile = top is not None
+    if rootless:
+        return mounts.filesystem("overlay", _FLAGS, layers, volatile=volatile, userxattr=True)
+    words = {"redirect_dir": "on", "metacopy": "off", "index": "off"}
+    return mounts.filesystem("overlay", _FLAGS, layers, volatile=volatile, **words)
+
+
+def _escaped(path: str) -> str:
+    return path.replace("\\", "\\\\").replace(":", "\\:")
+
+
+def owners(uid: int) -> list[tuple[int, int]]:
+    """On disk, seen: what ``STORED`` owns is the sandbox's; root's own, such as whiteouts, stays root's."""
+    return [(0, 0), (STORED, uid)]
+
+
+def enter(stack: Stack, pid: int) -> None:
+    """Note who is about to use the live top. Raises SandboxError (``session-busy``) if somebody still does.
+
+    Whoever starts commands holds the session's lock, but the kernel drops that with its holder, a moment
+    before the last process of its sandbox is gone.
+    """
+    record = f"{stack.store}/{stack.live}/{_RUN}"
+    with suppress(FileNotFoundError), open(record) as file:
+        if lives(file.read(200)):
+            raise SandboxError(
+                "a command of the session is still there", code="session-busy", hint="wait for its end"
+            )
+    leave(stack)
+    make_directory(f"{stack.store}/{stack.live}/{_WORK}")
+    handle = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(handle, mark(pid).encode())
+    finally:
+        os.close(handle)
+
+
+def leave(stack: Stack) -> None:
+    """Remove what only a running command needs; none runs any more."""
+    remove_tree(f"{stack.store}/{stack.live}/{_WORK}")
+    with suppress(FileNotFoundError):
+        os.unlink(f"{stack.store}/{stack.live}/{_RUN}")
+
+
+class Stacked:
+    """Builds the overlays of one sandbox of a session.
+
+    ``id_map`` is a user namespace that maps ``owners``, or -1. ``directory`` is the run's own, for what has
+    to be attached; ``attached`` gets what the run has to let go of then.
+    """
+
+    def __init__(
+        self, spec: Spec, scratch: int, directory: str, id_map: int, *, give: tuple[int, int] | None,
+        attached: list[str] | None,
+    ) -> None:  # fmt: skip
+        assert spec.stack is not None  # noqa: S101
+        self._spec, self._stack = spec, spec.stack
+        self._scratch, self._directory = scratch, directory
+        self._give, self._attached = give, attached
+        self._open: list[int] = []
+        self._mount = mounts.clone_tree(mounts.AT_FDCWD, self._stack.store)
+        try:
+            mounts.restrict(self._mount, _FLAGS)
+            if id_map >= 0:
+                mounts.idmap(self._mount, id_map)
+            if attached is not None:
+                make_directory(f"{directory}/store")
+                mounts.attach(self._mount, f"{directory}/store")
+                attached.append(f"{directory}/store")
+        except OSError as error:
+            os.close(self._mount)
+            raise ProtectionUnavailable(
+                f"cannot show the layers of the session to the sandbox's own uid: {error}",
+                hint="keep Casemate's state on ext4, xfs, btrfs or (Linux 6.3) tmpfs",
+                protection="own uid per sandbox",
+                needed="id-mapped mounts on the file system of Casemate's state (Linux 5.19)",
+                found=str(error),
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the layers; the overlays hold them themselves."""
+        for descriptor in (*self._open, self._mount):
+            os.close(descriptor)
+        self._open.clear()
+
+    def home(self) -> int:
+        """HOME: what the policy puts there lies below all layers, so that it is always the present one."""
+        bottom = Place(self._opened("home", self._scratch), f"{self._directory}/scratch/home")
+        return self._overlay(HOME_TOP, [*self._frozen(HOME_TOP), bottom], writable=True)
+
+    def make_directories(self, home: int, path: str) -> None:
+        """Make the mount point of a cache in HOME, where earlier commands may have put anything.
+
+        Raises SandboxError (``session-home``) if something else is in its place; links are not followed.
+        """
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            name = "/".join(parts[:depth])
+            try:
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=home)
+                    if self._give is not None:
+                        os.chown(name, *self._give, dir_fd=home)
+                os.close(open_beneath(home, name, _OPEN))
+            except OSError as error:
+                raise SandboxError(
+                    f"~/{name} of the session is no directory, and the cache {path} belongs there: {error}",
+                    code="session-home",
+                    hint="remove it by a command of the session, or leave the cache out",
+                    path=name,
+                ) from error
+
+    def view(self, number: int, lower: int) -> int:
+        """A view over ``lower``, a detached mount of the host's directory, which may be what is returned."""
+        view = self._spec.views[number]
+        lowers = self._frozen(view.top)
+        if not view.writable:
+            with suppress(FileNotFoundError):
+                lowers.insert(0, self._place(self._stack.live, view.top))
+        mask = self._mask(number, lower)
+        if mask is not None:
+            lowers.append(mask)
+        if not lowers and not view.writable:
+            return lower
+        if self._attached is None:
+            return self._overlay(view.top, [*lowers, Place(lower, "")], writable=view.writable)
+        place = f"{self._directory}/lower{number}"
+        make_directory(place)
+        mounts.attach(lower, place)
+        try:
+            return self._overlay(view.top, [*lowers, Place(lower, place)], writable=view.writable)
+        finally:
+            mounts.unmount(place)
+            os.rmdir(place)
+
+    def _overlay(self, top: str, lowers: list[Place], *, writable: bool) -> int:
+        upper = work = None
+        if writable:
+            # The top's own mode is what the merged root directory shows.
+            shown = os.fstat(lowers[0].handle).st_mode & 0o777
+            upper = self._made(self._stack.live, top, shown)
+            work = self._made(f"{self._stack.live}/{_WORK}", top, 0o700)
+        return mount_overlay(
+            lowers, upper, work, rootless=self._give is None, attached=self._attached is not None
+        )
+
+    def _frozen(self, top: str) -> list[Place]:
+        """The frozen tops of one view, the newest first; a layer need not have one for each."""
+        found: list[Place] = []
+        for layer in self._stack.layers:
+            with suppress(FileNotFoundError):
+                found.append(self._place(layer, top))
+        return found
+
+    def _place(self, layer: str, name: str) -> Place:
+        path = f"{layer}/{name}"
+        return Place(self._opened(path, self._mount), f"{self._directory}/store/{path}")
+
+    def _opened(self, path: str, base: int) -> int:
+        handle = os.open(path, _OPEN, dir_fd=base)
+        self._open.append(handle)
+        return handle
+
+    def _made(self, directory: str, name: str, mode: int) -> Place:
+        """A directory of the live layer that is the sandbox's own, made if need be."""
+        path = f"{directory}/{name}"
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700, dir_fd=self._mount)
+            if self._give is None:
+                os.chmod(path, mode, dir_fd=self._mount)
+        place = self._place(directory, name)
+        if self._give is not None and os.fstat(place.handle).st_uid != self._give[0]:
+            os.chmod(path, mode, dir_fd=self._mount)
+            os.chown(path, *self._give, dir_fd=self._mount)
+        return place
+
+    # -- what is hidden ------------------------------------------------------------------------------
+
+    def _mask(self, number: int, lower: int) -> Place | None:
+        """A layer right above the host's directory that takes out what the policy hides; None for nothing."""
+        prefix = f"{self._spec.views[number].target}/"
+        hidden = {path.removeprefix(prefix) for path in self._spec.hide if path.startswith(prefix)}
+        name = f"mask{number}"
+        made: dict[str, os.stat_result] = {}
+        for path in sorted(hidden):
+            if not any(path.startswith(f"{above}/") for above in hidden):
+                self._hide(name, path, lower, made)
+        if not made:
+            return None
+        for path in reversed(made):
+            facts = made[path]
+            os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns), dir_fd=self._scratch)
+        return Place(self._opened(name, self._scratch), f"{self._directory}/scratch/{name}")
+
+    def _hide(self, name: str, path: str, lower: int, made: dict[str, os.stat_result]) -> None:
+        """Whiteout of one path, with the directories that it is in; nothing where nothing is, or a link."""
+        parts = path.split("/")
+        above = [os.fstat(lower)]
+        for depth in range(1, len(parts) + 1):
+            try:
+                facts = os.stat("/".join(parts[:depth]), dir_fd=lower, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return  # the apply step holds back whatever is made there
+            last = depth == len(parts)
+            if stat.S_ISLNK(facts.st_mode) or not (last or stat.S_ISDIR(facts.st_mode)):
+                return  # a link on the way to what is hidden: the apply step keeps it as it is
+            above.append(facts)
+        for depth, facts in enumerate(above[:-1]):
+            directory = "/".join((name, *parts[:depth]))
+            if directory not in made:
+                os.mkdir(directory, 0o700, dir_fd=self._scratch)
+                if self._give is not None:
+                    os.chown(directory, facts.st_uid, facts.st_gid, dir_fd=self._scratch)
+                os.chmod(directory, stat.S_IMODE(facts.st_mode), dir_fd=self._scratch)
+                made[directory] = facts
+        os.mknod(f"{name}/{path}", stat.S_IFCHR, os.makedev(0, 0), dir_fd=self._scratch)
