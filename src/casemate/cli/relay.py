@@ -118,6 +118,7 @@ class Relay:
         timeout: float | None,
         tail: int,
         stdout_to: int = 1,
+        also: tuple[int, Callable[[], None]] | None = None,
     ) -> None:
         self.ended = ended
         self.terminal = terminal
@@ -133,6 +134,7 @@ class Relay:
         self._interrupted_at = -1.0
         self._to_sandbox = stdin if terminal < 0 else terminal
         self._sources = {stdout: stdout_to, stderr: 2} if terminal < 0 else {terminal: 1}
+        self._also, self._served = also if also is not None else (-1, None)
         self._sinks = {number: Sink(number) for number in sorted({*self._sources.values()})}
         self._pending = b""
         self._last = b"\n"
@@ -191,6 +193,8 @@ class Relay:
         poll = self._poll
         poll.register(wake, select.POLLIN)
         poll.register(self.ended, select.POLLIN)
+        if self._served is not None:
+            poll.register(self._also, select.POLLIN)
         for source in self._sources:
             poll.register(source, select.POLLIN)
         os.set_blocking(self._to_sandbox, False)
@@ -218,6 +222,10 @@ class Relay:
                     self._progress = monotonic()
                 elif descriptor == self._to_sandbox and events & (select.POLLOUT | select.POLLERR):
                     self._flush()  # with a terminal, what there is to read is seen at the next turn
+                elif descriptor == self._also and self._served is not None:
+                    self._served()
+                    if events & (select.POLLHUP | select.POLLERR):
+                        _forget(poll, descriptor)
                 elif descriptor in self._sources:
                     self._copy_out(descriptor)
                     self._progress = monotonic()

@@ -16,6 +16,7 @@ from casemate.cli.streams import hold_standard_descriptors, put
 from casemate.errors import CasemateError, PolicyError
 from casemate.policy.model import FlagLayer, RawCredential
 from casemate.sandbox.job import Request, kept_count, prepare
+from casemate.sandbox.network import wants_gate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -273,6 +274,11 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
     # and who owns a policy or a tool counts.
     hierarchies = cgroups.detect()
     job = prepare(asked, hierarchies, rootless=not is_root())
+    worker = None
+    if wants_gate(job.policy.network) and job.plan is not None:
+        from casemate.sandbox.gate import GateWorker
+
+        worker = GateWorker()  # it starts while the sandbox is made
     launcher = Launcher(places(asked.environ).run, hierarchies=hierarchies)
     try:
         if "quiet" not in options.switches:
@@ -282,7 +288,7 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
         try:
             if lock is not None and "quiet" not in options.switches and (offer := interrupted(job)):
                 tell(offer)
-            run = inline.InlineRun(launcher, job, lock)
+            run = inline.InlineRun(launcher, job, lock, worker)
         except BaseException:
             if lock is not None:
                 lock.close()
@@ -304,6 +310,7 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
             timeout=job.policy.resources.timeout,
             tail=TAIL,
             stdout_to=2 if "json" in options.switches else 1,
+            also=None if worker is None else (worker.fileno(), worker.pump),
         )
         gc.enable()
         try:
@@ -319,6 +326,8 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
         return outcome
     finally:
         launcher.close()
+        if worker is not None:
+            worker.close()
 
 
 class _Told(BaseException):

@@ -32,7 +32,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     directory. ``loop`` says whether a file system in a file can be had, ``controllers`` are those in which
     groups can be made. ``owners`` maps each view's source to the uid and gid that own it, ``files`` are
     those of them that are no directories. ``covers`` maps files of the system to what they hold inside.
-    Sizes are bytes.
+    ``gate_ports`` is None where no gate is wanted, else what it listens on if not all ports can be had. ``sockets``
+    are unix sockets of the host to be seen at their own place. Sizes are bytes.
     """
 
     rootless: bool
@@ -50,6 +51,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     caches: tuple[tuple[str, str], ...]
     home_files: dict[str, str]
     covers: dict[str, str]
+    gate_ports: tuple[int, ...] | None
+    sockets: tuple[str, ...]
     devices: tuple[str, ...]
 
 
@@ -121,6 +124,8 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         require_group=resources.scope == "tree",
         devices=[*facts.devices],
         hide=hide,
+        capture=None if facts.gate_ports is None else [*facts.gate_ports],
+        sockets=[*facts.sockets],
     )
     return Plan(spec=spec, scopes=scopes, watch=watch, degraded=tuple(degraded), digest=_digest(spec))
 
@@ -244,6 +249,7 @@ def _root(policy: Policy, facts: Facts, views: list[View]) -> tuple[list[list[st
         # Mount points below /tmp are made in each sandbox; what a bind shows is there.
         if not view.target.startswith(_TEMPORARY) and not _within(view.target.rpartition("/")[0], shown):
             root.append(["spot" if view.source in facts.files else "dir", view.target])
+    root += [["spot", path] for path in facts.sockets if not path.startswith(_TEMPORARY)]
     root += [["dir", target] for _, target in facts.caches if not target.startswith(f"{HOME}/")]
     hide: list[str] = []
     for path in policy.filesystem.deny:

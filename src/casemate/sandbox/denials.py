@@ -8,7 +8,7 @@ compared with the policy, bounded, and marked as likely, never as certain.
 from __future__ import annotations
 
 from casemate.policy.paths import SYSTEM
-from casemate.sandbox.result import Applied, Denial
+from casemate.sandbox.result import Applied, Denial, NetworkUse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = ["TAIL", "find"]
 #: How much of the end of stderr is looked at, in bytes.
 TAIL = 16384
 _MOST = 8
+_MOST_HOSTS = 20
 _NETWORK = (
     b"Could not resolve host",
     b"Temporary failure in name resolution",
@@ -51,7 +52,9 @@ _LIMITS = {
 }
 
 
-def find(job: Job, applied: Applied, stderr_tail: bytes) -> tuple[Denial, ...]:
+def find(
+    job: Job, applied: Applied, stderr_tail: bytes, network: NetworkUse | None = None
+) -> tuple[Denial, ...]:
     """Certain ones first, then likely ones; at most a handful of each."""
     found = [
         Denial(what=path, certain=True, kind=f"held-{reason}", allow="")
@@ -59,6 +62,7 @@ def find(job: Job, applied: Applied, stderr_tail: bytes) -> tuple[Denial, ...]:
     ]
     if job.plan is None:
         return tuple(found)
+    found += _refused(network) if network is not None else []
     seen: set[str] = set()
     for line in stderr_tail[-TAIL:].split(b"\n"):
         if len(seen) >= _MOST:
@@ -68,6 +72,19 @@ def find(job: Job, applied: Applied, stderr_tail: bytes) -> tuple[Denial, ...]:
                 seen.add(denial.what)
                 found.append(denial)
     return tuple(found)
+
+
+def _refused(network: NetworkUse) -> list[Denial]:
+    """What the gate refused, each host and port once. A host that was connected to needs no word on its query."""
+    found: dict[str, Denial] = {}
+    for event in network.events:
+        if event.get("verdict") != "deny" or len(found) >= _MOST_HOSTS:
+            continue
+        host, port = str(event.get("host") or event.get("detail") or "?"), event.get("port")
+        what = f"{host}:{port}" if port else host
+        reason, allow = str(event.get("reason", "")), str(event.get("allow", ""))
+        found.setdefault(what, Denial(what=f"{what} ({reason})", certain=True, kind="network", allow=allow))
+    return [*found.values()]
 
 
 def _likely(job: Job, line: bytes) -> list[Denial]:

@@ -6,15 +6,17 @@ import os
 import time
 from contextlib import suppress
 
-from casemate.errors import BusyError
+from casemate.errors import BusyError, SandboxError
 from casemate.isolation.process.watch import Watch
 from casemate.sandbox.failures import from_os_error
 from casemate.sandbox.locks import WorkspaceLock
+from casemate.sandbox.network import secrets_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.isolation.process.launcher import Launcher, Running
     from casemate.isolation.process.site import Site
+    from casemate.sandbox.gate import CommandNetwork, GateWorker, Reviewer
     from casemate.sandbox.job import Job
     from casemate.sandbox.result import Applied, Result
 
@@ -58,7 +60,10 @@ def busy(job: Job, lock: WorkspaceLock) -> BusyError:
 class InlineRun:
     """One command, started by this process. ``Preconditions:`` single-threaded."""
 
-    def __init__(self, launcher: Launcher, job: Job, lock: WorkspaceLock | None) -> None:
+    def __init__(
+        self, launcher: Launcher, job: Job, lock: WorkspaceLock | None, worker: GateWorker | None = None,
+        review: Reviewer | None = None,
+    ) -> None:  # fmt: skip
         assert job.plan is not None  # noqa: S101
         self._launcher = launcher
         self._job = job
@@ -67,6 +72,8 @@ class InlineRun:
         self._running: Running | None = None
         self._watch: Watch | None = None
         self._keep = False
+        self._worker, self._review = worker, review
+        self.network: CommandNetwork | None = None
         self.stdin = self.stdout = self.stderr = -1
         self.terminal = self.slave = -1
         try:
@@ -78,6 +85,10 @@ class InlineRun:
     def _start(self) -> None:
         job, launcher = self._job, self._launcher
         assert job.plan is not None  # noqa: S101
+        if self._worker is not None:
+            secrets = secrets_of(job.policy.network, job.request.environ)
+            self.network = self._worker.open(job.policy.network, secrets, self._socket_inside, self._review)
+            self.network.prepare(job.late)
         stdio = (-1, -1, -1)
         if not job.late.tty:
             pipes = [os.pipe(), os.pipe(), os.pipe()]
@@ -95,10 +106,17 @@ class InlineRun:
         site = running.site
         if terminals:
             self.terminal, self.slave = terminals
+        if self.network is not None and site.capture is not None:
+            self.network.begin(site.capture)
         if job.plan.watch:
             tops = [site.directory] if job.plan.spec.tops_on_disk and site.tops else []
             scratch = -1 if job.plan.spec.scratch_image else site.scratch
             self._watch = Watch(job.plan.watch, tops, self._running.pid, scratch)
+
+    def _socket_inside(self) -> int:
+        if self._site is None:
+            raise SandboxError("the command has ended", code="inside-unreachable")
+        return self._launcher.socket_inside(self._site)
 
     @property
     def ended(self) -> int:
@@ -140,10 +158,11 @@ class InlineRun:
         assert site is not None  # noqa: S101
         try:
             from casemate.sandbox import settle
-            from casemate.sandbox.result import Applied
+            from casemate.sandbox.result import Applied, NetworkUse
 
             outcome = self._launcher.reap(running)
             self._running = None
+            use = self.network.finish() if self.network is not None else NetworkUse()
             settle.check_failure(job, outcome)
             full = _is_full(site.scratch)
             if site.tops and any(_not_empty(top) for top in site.tops):
@@ -159,7 +178,7 @@ class InlineRun:
                 applied = Applied()
             self._keep = not applied.complete
             return settle.result(
-                job, outcome, applied, limit=limit, stderr_tail=stderr_tail, disk_full=full
+                job, outcome, applied, limit=limit, stderr_tail=stderr_tail, disk_full=full, network=use
             )
         finally:
             self._clean_up()

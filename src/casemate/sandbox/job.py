@@ -10,12 +10,13 @@ from contextlib import suppress
 import msgspec
 
 from casemate import settings
-from casemate.errors import PolicyError, ProtectionUnavailable, SandboxError
+from casemate.errors import PolicyError, SandboxError
 from casemate.isolation.plan import Facts, Plan, plan
 from casemate.isolation.process.spec import Late
 from casemate.policy import environment, tools
 from casemate.policy.load import load
 from casemate.policy.model import Effective, FlagLayer, Policy, degraded
+from casemate.sandbox.network import RESOLV_CONF, ports_of, wants_gate
 from casemate.sys import landlock, loop
 
 TYPE_CHECKING = False
@@ -175,7 +176,7 @@ def _check_own(directory: str, *, make: bool) -> None:
 
 def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
     request, policy, places, workspace = job.request, job.policy, job.places, job.workspace
-    _check_network(policy)
+    gate = wants_gate(policy.network)
     layout = _layout()
     shown = tuple(f"/{name}" for name, link in layout.items() if not link)
     found = tools.discover(
@@ -220,7 +221,9 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
         extra_read=world.binds,
         caches=caches,
         home_files={name: data.decode("utf-8", "surrogateescape") for name, data in world.home_files.items()},
-        covers=_covers(world.masks),
+        covers=_covers(world.masks, gate=gate),
+        gate_ports=tuple(ports_of(policy.network)) if gate else None,
+        sockets=policy.network.sockets,
         devices=(),
     )
     job.plan = plan(policy, workspace, facts, f"{places.state}/views/{job.key}")
@@ -228,22 +231,6 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
     job.readable = (*shown, *found.binds, *world.binds, *policy.filesystem.read)
     job.notes = (*job.notes, *found.notes, *world.notes)
     job.degraded = job.plan.degraded
-
-
-def _check_network(policy: Policy) -> None:
-    """Refuse what only the egress gate could do. Raises ProtectionUnavailable."""
-    network = policy.network
-    asked = [f"network.{name}" for name in ("publish", "sockets") if getattr(network, name)]
-    if network.mode in ("allowlist", "full"):
-        asked.insert(0, f'network.mode = "{network.mode}"')
-    if asked:
-        raise ProtectionUnavailable(
-            f"{', '.join(asked)}: this boundary has no egress gate yet",
-            hint='leave it out, or use network.mode = "host", which opens everything',
-            protection="network",
-            needed="the egress gate",
-            found="none",
-        )
 
 
 def kept_count(job: Job) -> int:
@@ -308,10 +295,14 @@ def _layout() -> dict[str, str]:
     return layout
 
 
-def _covers(masks: Mapping[str, bytes]) -> dict[str, str]:
+def _covers(masks: Mapping[str, bytes], *, gate: bool) -> dict[str, str]:
     """Files of the system whose content is replaced inside; only what is there can be covered."""
     wanted = {**_COVERS, **{path: data.decode("utf-8", "surrogateescape") for path, data in masks.items()}}
-    return {path: text for path, text in wanted.items() if _regular(path)}
+    found = {path: text for path, text in wanted.items() if _regular(path)}
+    if gate:
+        # Often a link to a place that the sandbox does not have: the file is made there then.
+        found[os.path.realpath("/etc/resolv.conf")] = RESOLV_CONF
+    return found
 
 
 def _regular(path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Applied", "Denial", "Result"]
+__all__ = ["Applied", "Denial", "NetworkUse", "Result"]
 
 
 class Denial(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -41,6 +41,25 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     kept: str = ""
 
 
+class NetworkUse(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """What the egress gate decided for one command.
+
+    ``capture`` says what brought connections to it: ``sk_lookup`` or ``nftables`` (every port), ``listed ports``
+    (the others fail), or ``""`` where there was no gate. ``events`` are ``casemate.egress.events.Event`` as
+    plain data, bounded; ``untold`` counts what is not among them. ``sent`` and ``received`` are bytes. ``lost``:
+    the gate ended before the command did, which could reach nothing from then on.
+    """
+
+    capture: str = ""
+    events: tuple[dict[str, object], ...] = ()
+    allowed: int = 0
+    refused: int = 0
+    sent: int = 0
+    received: int = 0
+    untold: int = 0
+    lost: bool = False
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """How a command ended.
 
@@ -58,6 +77,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     stderr: bytes = b""
     applied: Applied = Applied()
     denials: tuple[Denial, ...] = ()
+    network: NetworkUse = NetworkUse()
     boundary: str = "process"
     degraded: tuple[str, ...] = ()
     scopes: dict[str, str] = {}

@@ -11,7 +11,7 @@ import msgspec
 
 from casemate.errors import CommandNotFound, SandboxError, WorkspaceError
 from casemate.sandbox import denials
-from casemate.sandbox.result import Applied, Result
+from casemate.sandbox.result import Applied, NetworkUse, Result
 from casemate.workspace.apply import apply
 from casemate.workspace.report import ApplyOptions
 
@@ -186,6 +186,7 @@ def result(
     limit: str,
     stderr_tail: bytes,
     disk_full: bool,
+    network: NetworkUse | None = None,
     stdout: bytes = b"",
     stderr: bytes = b"",
 ) -> Result:
@@ -219,7 +220,8 @@ def result(
         stdout=stdout,
         stderr=stderr,
         applied=applied,
-        denials=denials.find(job, applied, stderr_tail) if code != 0 or applied.held else (),
+        denials=denials.find(job, applied, stderr_tail, network) if code != 0 or applied.held or network else (),
+        network=network or NetworkUse(),
         boundary="process" if plan else "none",
         degraded=job.degraded,
         scopes=plan.scopes if plan else {},

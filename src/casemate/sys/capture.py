@@ -70,7 +70,8 @@ class Capture:
     def close(self) -> None:
         """Close every descriptor; connections that were not accepted are refused from here on."""
         for descriptor in self.descriptors:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
         self.tcp, self.udp, self.link = [], -1, -1
 
     def give_listeners(self) -> list[int]:

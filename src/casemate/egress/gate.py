@@ -1,0 +1,302 @@
+"""The gate of one sandbox: its listeners, its names, its connections, its policy as it stands now.
+
+Who is asking is known from the listener that a connection came to, and from nothing that was said on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from contextlib import suppress
+
+from casemate.egress.answers import Answers
+from casemate.egress.connection import Connection
+from casemate.egress.decide import Decider
+from casemate.egress.errors import Refused
+from casemate.egress.events import Event, Log
+from casemate.egress.inbound import Inbound
+from casemate.egress.names import Names, is_synthetic
+from casemate.egress.proxy import serve_proxy
+from casemate.policy import hosts
+from casemate.policy.rules import HOST_NAME
+from casemate.sys.capture import DNS_PORT, connected_to
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from casemate.egress.intercept import Authority
+    from casemate.egress.resolver import Resolver
+    from casemate.policy.model import Network
+
+__all__ = ["MOST_CONNECTIONS", "Gate"]
+
+#: Connections that one sandbox may have at a time; the next ones are reset.
+MOST_CONNECTIONS = 1024
+_DIAL_SECONDS = 20.0
+_ASK_SECONDS = 300.0
+_NEXT_ADDRESS_SECONDS = 4.0
+_ACCEPT_AT_ONCE = 64
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Gate:
+    """Takes the listeners of one sandbox and serves them until ``close``.
+
+    ``send`` takes messages for the front end. ``secrets`` and ``placeholders`` are the credentials by name.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        network: Network,
+        resolver: Resolver,
+        send: Callable[[dict[str, object]], None],
+        *,
+        own: frozenset[str],
+        secrets: Mapping[str, str],
+        placeholders: Mapping[str, str],
+        authority: Authority | None,
+    ) -> None:
+        self.number = number
+        self.network = network
+        self.secrets, self.placeholders = secrets, placeholders
+        self.authority = authority
+        self.names = Names()
+        self.log = Log()
+        self.inbound = Inbound(self)
+        self._approved: set[str] = set()
+        self._own = own
+        self.decider = Decider(network, own=own)
+        self._resolver = resolver
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._listeners: list[socket.socket] = []
+        self._answers: Answers | None = None
+        self._connections: dict[asyncio.Task[None], Connection | None] = {}
+        self._questions: dict[tuple[str, int], asyncio.Future[bool]] = {}
+
+    def begin(self, udp: int, tcp: list[int]) -> None:
+        """Serve these descriptors, which are the gate's from now on."""
+        self._answers = Answers(self, socket.socket(fileno=udp))
+        for descriptor in tcp:
+            listener = socket.socket(fileno=descriptor)
+            listener.setblocking(False)
+            self._listeners.append(listener)
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def close(self) -> dict[str, int]:
+        """Cut everything; returns the totals."""
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+            listener.close()
+        self._listeners = []
+        if self._answers is not None:
+            self._answers.close()
+        self.inbound.close()
+        for task in [*self._connections]:
+            task.cancel()
+        for question in self._questions.values():
+            if not question.done():
+                question.set_result(False)
+        return self.log.totals()
+
+    async def ended(self) -> None:
+        """Wait until every connection has been let go after ``close``."""
+        if self._connections:
+            await asyncio.wait([*self._connections])
+
+    # -- connections -----------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPT_AT_ONCE):
+            try:
+                endpoint, _ = listener.accept()
+            except OSError:
+                return  # none left, or descriptors are: the rest waits in the queue
+            endpoint.setblocking(False)
+            if len(self._connections) >= MOST_CONNECTIONS:
+                self._reset(endpoint)
+                self.tell({"kind": "connect", "verdict": "deny", "host": "", "reason": "too-many-connections"})
+                continue
+            task = self._loop.create_task(self._serve(endpoint))
+            self._connections[task] = None
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._connections.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.tell({"kind": "connect", "verdict": "deny", "host": "", "reason": "gate-error",
+                       "detail": type(error).__name__})  # fmt: skip
+
+    async def _serve(self, endpoint: socket.socket) -> None:
+        """Find out what a connection is for, and serve it."""
+        with endpoint:
+            try:
+                address, port = connected_to(endpoint.fileno())
+            except OSError:
+                return
+            if port == DNS_PORT and self._answers is not None:
+                await self._answers.serve_stream(endpoint)
+            elif self.names.is_gate(address):
+                await serve_proxy(self, endpoint)
+            else:
+                await self._serve_address(endpoint, address, port)
+
+    async def _serve_address(self, endpoint: socket.socket, address: str, port: int) -> None:
+        known = hosts.address(address)
+        if known is None or known.is_loopback:
+            self._reset(endpoint)  # loopback stays inside: somebody called the listener itself
+            return
+        host = self.names.name(address)
+        if host is None:
+            host = str(known)
+            if is_synthetic(host):
+                self.tell({"kind": "connect", "verdict": "deny", "host": host, "port": port,
+                           "reason": "unknown-address"})  # fmt: skip
+                self._reset(endpoint)
+                return
+        await self.serve_host(endpoint, host, port)
+
+    async def serve_host(self, endpoint: socket.socket, host: str, port: int, *, once: bool = False) -> None:
+        """Serve a connection whose host is known; closes the socket."""
+        connection = Connection(self, endpoint, host, port, once=once)
+        task = asyncio.current_task()
+        if task in self._connections:
+            self._connections[task] = connection
+        await connection.serve()
+
+    def _reset(self, endpoint: socket.socket) -> None:
+        with suppress(OSError):
+            endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        endpoint.close()
+
+    # -- names and addresses ---------------------------------------------------------------------------
+
+    def is_name(self, host: str) -> bool:
+        """Whether a host is a name and not an address."""
+        return hosts.address(host) is None
+
+    def expect(self, name: str) -> None:
+        """A connection to this name is likely to come."""
+        if name != HOST_NAME and self.network.parent_proxy is None:
+            self._resolver.expect(name)
+
+    async def dial(self, host: str, port: int) -> tuple[socket.socket, str]:
+        """Connect to a host that was allowed, at an address that is checked here. Raises Refused.
+
+        The socket is non-blocking; the second value is the address as text.
+        """
+        if self.network.parent_proxy is not None:
+            from casemate.egress.parent import dial_through
+
+            return await dial_through(self.network.parent_proxy, host, port), "parent-proxy"
+        last = "it has no address"
+        for address in await self._checked(host, port):
+            try:
+                async with asyncio.timeout(_NEXT_ADDRESS_SECONDS):
+                    return await _connect(address, port), address
+            except (OSError, TimeoutError) as error:
+                last = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
+        raise Refused("unreachable", f"{host}:{port} cannot be reached: {last}")
+
+    async def _checked(self, host: str, port: int) -> list[str]:
+        """The addresses of a host that may be dialled. Raises Refused if there is none."""
+        if host == HOST_NAME:
+            found: tuple[str, ...] = ("127.0.0.1", "::1")
+        elif not self.is_name(host):
+            found = (host,)
+        else:
+            try:
+                async with asyncio.timeout(_DIAL_SECONDS):
+                    found = await self._resolver.addresses(host)
+            except (OSError, TimeoutError) as error:
+                raise Refused("unresolvable", f"{host} has no address: {error}") from error
+        judged = [(address, self.decider.address(host, address, port)) for address in found]
+        good = [address for address, decision in judged if decision.verdict == "allow"]
+        if not good:
+            refused = judged[0][1] if judged else None
+            raise Refused(
+                refused.reason if refused else "unresolvable",
+                f"{host} is at {', '.join(found) or 'no address'}, which the sandbox may not reach",
+                rule=refused.rule if refused else "",
+                allow=refused.allow_line if refused else "",
+            )
+        return good
+
+    # -- policy ----------------------------------------------------------------------------------------
+
+    def update(self, network: Network) -> None:
+        """Go by another policy from now on; connections that it does not allow are cut."""
+        self.network = network
+        self._renew()
+
+    def _renew(self) -> None:
+        self.decider = Decider(self.network, own=self._own, approved=self._approved)
+        for connection in self._connections.values():
+            if connection is None or connection.approved:
+                continue
+            decision = self.decider.connect(connection.host, connection.port, connection.protocol)
+            if decision.verdict != "allow":
+                self.tell({"kind": "connect", "verdict": "deny", "host": connection.host, "port": connection.port,
+                           "reason": "revoked", "rule": decision.rule, "allow": decision.allow_line})  # fmt: skip
+                connection.abort()
+
+    async def ask(self, host: str, port: int, protocol: str) -> bool:
+        """Put the question whether a host may be reached; one for each host and port. No answer is a no."""
+        key = (host, port)
+        question = self._questions.get(key)
+        if question is None:
+            question = self._questions[key] = self._loop.create_future()
+            self._send({"event": "question", "id": self.number, "host": host, "port": port, "protocol": protocol})
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                return await asyncio.shield(question)
+        except TimeoutError:
+            return False
+
+    def answer(self, host: str, port: int, *, allow: bool, scope: str) -> None:
+        """The reviewer's answer. ``once`` holds for the connections that wait; else for the whole life."""
+        question = self._questions.get((host, port))
+        if question is None or question.done():
+            return
+        if allow and scope != "once":
+            self._approved.add(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            self.decider = Decider(self.network, own=self._own, approved=self._approved)
+        question.set_result(allow)
+        if allow and scope == "once":
+            del self._questions[host, port]  # the next connection is asked about again
+
+    # -- telling ---------------------------------------------------------------------------------------
+
+    def tell(self, fields: dict[str, object]) -> None:
+        """Tell of a decision."""
+        import msgspec
+
+        known = {"verdict": "deny", "time-ns": time.time_ns()}
+        self.tell_event(msgspec.convert(known | {k.replace("_", "-"): v for k, v in fields.items()}, Event))
+
+    def tell_event(self, event: Event) -> None:
+        """Tell of a decision, unless there are too many to be of use."""
+        import msgspec
+
+        if self.log.wants(event):
+            self._send({"event": "decision", "id": self.number, "what": msgspec.to_builtins(event)})
+
+    def ask_for_socket(self, request: int) -> None:
+        """Have a socket made inside the sandbox, for ``inbound``."""
+        self._send({"event": "dial", "id": self.number, "request": request})
+
+
+async def _connect(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    endpoint = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(endpoint, (address, port))
+    except BaseException:
+        endpoint.close()
+        raise
+    return endpoint

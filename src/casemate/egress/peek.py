@@ -1,0 +1,57 @@
+"""Looking at what a client has sent without taking it: whoever serves the connection finds it untouched."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+
+__all__ = ["peek", "readable", "stopped"]
+
+_MOST = 64 << 10
+
+
+async def readable(endpoint: socket.socket) -> None:
+    """Wait until a socket has something to read, or its end."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(endpoint, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(endpoint)
+
+
+async def peek(endpoint: socket.socket, least: int = 1) -> bytes:
+    """What has arrived, at least ``least`` bytes; fewer if the client sends no more. Raises OSError.
+
+    ``SO_RCVLOWAT`` keeps the socket from reading as ready until there is that much: a client that sends one
+    byte at a time costs one wake-up for each look that is worth it.
+    """
+    before = -1
+    least = min(least, _MOST)
+    try:
+        while True:
+            try:
+                data = endpoint.recv(_MOST, socket.MSG_PEEK)
+            except (BlockingIOError, InterruptedError):
+                data = None
+            if data is not None and (len(data) >= least or not data or len(data) == before):
+                return data
+            before = -1 if data is None else len(data)
+            endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            await readable(endpoint)
+    finally:
+        endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+async def stopped(task: asyncio.Task[object]) -> None:
+    """Cancel a task and wait until it has let go of its sockets: the next reader may be of the same one."""
+    task.cancel()
+    with suppress(asyncio.CancelledError, OSError, TimeoutError):
+        await task

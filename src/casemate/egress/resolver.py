@@ -1,0 +1,73 @@
+"""Names to addresses, on the host's side and by the host's own means (its hosts file, its resolver).
+
+Only names that are allowed come here, so no other is ever asked for outside. What is answered is checked by
+the caller each time it is used; it is remembered for a moment only, so that a page with a hundred connections
+to one host asks once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import socket
+import time
+from contextlib import suppress
+
+__all__ = ["Resolver"]
+
+_REMEMBERED = 5.0  # seconds
+_MOST = 4096
+_AT_ONCE = 16
+
+
+class Resolver:
+    """Shared by all sandboxes of a worker: what one is told, another may be told as well."""
+
+    def __init__(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="resolver")
+        self._known: dict[str, tuple[float, tuple[str, ...]]] = {}
+        self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
+
+    async def addresses(self, name: str) -> tuple[str, ...]:
+        """The addresses of a name, in the order of the host's preference. Raises OSError."""
+        known = self._known.get(name)
+        if known is not None and known[0] > time.monotonic():
+            return known[1]
+        asking = self._asking.get(name)
+        if asking is None:
+            loop = asyncio.get_running_loop()
+            asking = loop.run_in_executor(self._pool, _look_up, name)
+            self._asking[name] = asking
+            asking.add_done_callback(lambda done: self._answered(name, done))
+        return await asyncio.shield(asking)
+
+    def expect(self, name: str) -> None:
+        """Look a name up ahead: somebody has just asked for its address and is about to connect."""
+        known = self._known.get(name)
+        if name not in self._asking and (known is None or known[0] <= time.monotonic()):
+            task = asyncio.get_running_loop().create_task(self._ahead(name))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    _tasks: set[asyncio.Task[None]] = set()
+
+    async def _ahead(self, name: str) -> None:
+        with suppress(OSError):
+            await self.addresses(name)
+
+    def _answered(self, name: str, done: asyncio.Future[tuple[str, ...]]) -> None:
+        self._asking.pop(name, None)
+        if done.cancelled() or done.exception() is not None:
+            return
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[name] = (time.monotonic() + _REMEMBERED, done.result())
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_up(name: str) -> tuple[str, ...]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))

@@ -1,0 +1,220 @@
+"""The worker: the process that holds the gates. It parses everything hostile, so it has no rights at all.
+
+It is started clean (``python -I -S``), takes a uid that nobody else has where it can, gives up every
+capability, may write to no file and read only the system's and its own program's, and ends with its front end.
+It gets sockets that were made inside of sandboxes and a policy for each, and tells of every decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+import sys
+
+import msgspec
+
+from casemate.egress.gate import Gate
+from casemate.egress.resolver import Resolver
+from casemate.policy.model import Network
+from casemate.sys import landlock, packets, process
+from casemate.sys.addresses import own_addresses
+from casemate.sys.plain import is_object
+
+__all__ = ["FIRST_UID", "main"]
+
+#: Uids of workers of a root front end: above those of sandboxes, one for each process.
+FIRST_UID = 0x70010000
+_READABLE = ("/etc", "/usr", "/lib", "/lib64", "/bin", "/opt", "/run", "/proc/self", "/dev/null", "/dev/urandom")
+
+
+def main(argv: list[str]) -> int:
+    """``worker FD``: serve the socket that was inherited as FD."""
+    import _signal
+
+    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT):
+        _signal.signal(number, _signal.SIG_IGN)  # a terminal's; the front end's end is the worker's
+    endpoint = socket.socket(fileno=int(argv[0]))
+    process.close_all_but([endpoint.fileno()])
+    os.chdir("/")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _give_up_rights()
+    asyncio.run(_Worker(endpoint).run())
+    return 0
+
+
+def _give_up_rights() -> None:
+    """Nothing that came before may be needed after. Every module on the way is loaded, or readable by all."""
+    if os.geteuid() == 0 and process.is_root():
+        uid = FIRST_UID + os.getpid()
+        process.drop_bounding_set()
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    process.drop_capabilities()
+    process.set_dumpable(False)
+    process.no_new_privileges()
+    version = landlock.abi()
+    if not version:
+        return
+    rules = landlock.Ruleset(version)
+    for path in dict.fromkeys((*_READABLE, *sys.path)):
+        try:
+            handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        rights = landlock.READ | (landlock.WRITE_DEVICE if path.startswith("/dev/") else 0)
+        rules.allow(handle, rights, directory=os.path.isdir(path))
+        os.close(handle)
+    rules.enforce()
+    rules.close()
+
+
+class _Worker:
+    """The front end's requests, one after the other."""
+
+    def __init__(self, endpoint: socket.socket) -> None:
+        self._endpoint = endpoint
+        endpoint.setblocking(False)
+        self._gates: dict[int, Gate] = {}
+        self._resolver = Resolver()
+        self._outgoing: list[bytes] = []
+        self._done = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until the front end is gone."""
+        loop = self._loop = asyncio.get_running_loop()
+        loop.add_reader(self._endpoint, self._incoming)
+        self._send({"event": "hello"})
+        await self._done.wait()
+        for gate in self._gates.values():
+            gate.close()
+        self._resolver.close()
+        os._exit(0)  # threads that wait for a resolver wait for nobody any more
+
+    # -- the channel -----------------------------------------------------------------------------------
+
+    def _send(self, message: dict[str, object]) -> None:
+        self._outgoing.append(json.dumps(message, separators=(",", ":")).encode())
+        self._flush()
+
+    def _flush(self) -> None:
+        assert self._loop is not None  # noqa: S101
+        while self._outgoing:
+            try:
+                packets.send(self._endpoint, self._outgoing[0])
+            except BlockingIOError:
+                self._loop.add_writer(self._endpoint, self._flush)
+                return
+            except OSError:
+                self._done.set()
+                return
+            self._outgoing.pop(0)
+        self._loop.remove_writer(self._endpoint)
+
+    def _incoming(self) -> None:
+        try:
+            payload, handles = packets.receive(self._endpoint)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            payload, handles = None, []
+        if payload is None:
+            self._done.set()
+            return
+        taken = False
+        try:
+            message: object = json.loads(payload)
+            if is_object(message):
+                taken = self._do(message, handles)
+        except (ValueError, KeyError, TypeError, OSError, msgspec.ValidationError) as error:
+            number = message.get("id") if is_object(message) else None
+            # The kind of the error only: its text may hold what the request held.
+            self._send({"event": "failed", "id": number, "error": type(error).__name__})
+        finally:
+            if not taken:
+                for handle in handles:
+                    os.close(handle)
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def _do(self, message: dict[str, object], handles: list[int]) -> bool:
+        """Do one request; returns whether the descriptors have a new owner."""
+        operation, number = message["op"], _whole(message["id"])
+        if operation == "add":
+            self._add(number, message)
+            return False
+        gate = self._gates.get(number)
+        if gate is None:
+            return False
+        if operation == "listen":
+            gate.begin(handles[0], handles[1:])
+            return True
+        if operation == "update":
+            gate.update(msgspec.convert(message["network"], Network))
+            self._send({"event": "updated", "id": number})
+        elif operation == "answer":
+            gate.answer(
+                str(message["host"]), _whole(message["port"]), allow=message["allow"] is True, scope=str(message["scope"])
+            )
+        elif operation == "dialled":
+            gate.inbound.made(_whole(message["request"]), handles[0] if handles else -1)
+            return bool(handles)
+        elif operation == "publish":
+            gate.inbound.publish(socket.socket(fileno=handles[0]), _whole(message["inside"]))
+            return True
+        elif operation == "remove":
+            task = asyncio.get_running_loop().create_task(self._remove(number, gate))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        return False
+
+    def _add(self, number: int, message: dict[str, object]) -> None:
+        """A new sandbox. Its listeners come later, by ``listen``: its certificate is needed before it is made."""
+        network = msgspec.convert(message["network"], Network)
+        secrets = message["secrets"]
+        assert is_object(secrets)  # noqa: S101
+        authority, placeholders = None, dict[str, str]()
+        if message["authority"] is True:
+            from casemate.egress.credentials import placeholder
+            from casemate.egress.intercept import Authority
+
+            authority = Authority()
+            placeholders = {name: placeholder(str(value)) for name, value in secrets.items()}
+        self._gates[number] = Gate(
+            number,
+            network,
+            self._resolver,
+            self._send,
+            own=own_addresses(),
+            secrets={name: str(value) for name, value in secrets.items()},
+            placeholders=placeholders,
+            authority=authority,
+        )
+        self._send(
+            {
+                "event": "added",
+                "id": number,
+                "certificate": authority.certificate_pem if authority is not None else "",
+                "placeholders": placeholders,
+            }
+        )
+
+    async def _remove(self, number: int, gate: Gate) -> None:
+        totals = gate.close()
+        await gate.ended()
+        totals = gate.log.totals() | {"untold": totals["untold"]}
+        self._gates.pop(number, None)
+        self._send({"event": "removed", "id": number, "totals": totals})
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError("a whole number was expected")
+    return value
+

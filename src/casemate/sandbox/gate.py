@@ -1,0 +1,303 @@
+"""The front end's side of the egress gate: the worker process, and what it has to say about one command.
+
+``GateWorker`` is the process and its channel, ``CommandNetwork`` one command's share in it. Neither waits for
+anything but where its name says so: the command line polls the channel beside its streams, the library's loop
+watches it, and both call ``pump``.
+"""
+
+from __future__ import annotations
+
+import _socket
+import json
+import os
+import select
+import sys
+import time
+from contextlib import suppress
+
+import msgspec
+
+from casemate.errors import SandboxError
+from casemate.sandbox.network import needs_authority
+from casemate.sandbox.result import NetworkUse
+from casemate.sys import packets
+from casemate.sys.plain import is_object
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from casemate.isolation.process.spec import Late
+    from casemate.policy.model import Network
+    from casemate.sys.capture import Capture
+
+    Reply = Callable[[bool, str], None]
+    Reviewer = Callable[[dict[str, object], Reply], None]
+
+__all__ = ["CommandNetwork", "GateWorker"]
+
+_BOOT = (
+    "import sys; sys.path[:0] = [sys.argv[1]]; sys.path.append(sys.argv[2]); "
+    "sys.modules['typing_extensions'] = None; "
+    "from casemate.egress.worker import main; sys.exit(main(sys.argv[3:]))"
+)
+_MOST_EVENTS = 20_000
+_SECONDS = 30.0
+
+#: Where programs look for certificate authorities beside the system's own place.
+TRUST_VARIABLES = (
+    "SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS",
+    "CARGO_HTTP_CAINFO", "NPM_CONFIG_CAFILE", "AWS_CA_BUNDLE", "NIX_SSL_CERT_FILE", "DENO_CERT", "BUNDLE_SSL_CA_CERT",
+)  # fmt: skip
+_BUNDLE = ".casemate/ca-bundle.pem"
+
+
+class GateWorker:
+    """The process, and a channel to it. ``fileno`` is readable when ``pump`` has something to do."""
+
+    def __init__(self) -> None:
+        self._socket, self._pid = _spawn()
+        self._number = 0
+        self._shares: dict[int, CommandNetwork] = {}
+        self.lost = False
+
+    def fileno(self) -> int:
+        """The channel, for poll."""
+        return self._socket.fileno()
+
+    def open(
+        self, network: Network, secrets: Mapping[str, str], dial: Callable[[], int], review: Reviewer | None
+    ) -> CommandNetwork:
+        """A share for one command: ``dial`` makes a socket inside its sandbox, ``review`` answers questions.
+
+        Raises SandboxError when the worker is gone.
+        """
+        self._number += 1
+        share = CommandNetwork(self, self._number, network, secrets, dial, review)
+        self._shares[self._number] = share
+        return share
+
+    def forget(self, number: int) -> None:
+        """A share is over."""
+        self._shares.pop(number, None)
+
+    def say(self, message: dict[str, object], descriptors: list[int] | None = None) -> None:
+        """Tell the worker something. Raises SandboxError (``gate-lost``)."""
+        try:
+            packets.send(self._socket, json.dumps(message, separators=(",", ":")).encode(), descriptors)
+        except OSError as error:
+            self.lost = True
+            raise SandboxError(f"the egress gate has ended: {error}", code="gate-lost") from error
+
+    def pump(self) -> None:
+        """Take everything that the worker has said by now; never waits."""
+        while select.select([self._socket], [], [], 0)[0]:
+            self._take()
+            if self.lost:
+                return
+
+    def wait(self, done: Callable[[], bool]) -> bool:
+        """Pump until ``done``; False if the worker is lost or too slow."""
+        end = time.monotonic() + _SECONDS
+        while not done() and not self.lost and (left := end - time.monotonic()) > 0:
+            if select.select([self._socket], [], [], left)[0]:
+                self._take()
+        return done()
+
+    def _take(self) -> None:
+        try:
+            payload, handles = packets.receive(self._socket)
+        except (OSError, ValueError):
+            payload, handles = None, []
+        for handle in handles:  # it sends none
+            os.close(handle)
+        if payload is None:
+            self.lost = True
+            for share in self._shares.values():
+                share.lost()
+            return
+        message: object = json.loads(payload)
+        if is_object(message):
+            number = message.get("id")
+            told = self._shares.get(number) if isinstance(number, int) else None
+            if told is not None:
+                told.take(message)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._socket.close()
+        os.waitpid(self._pid, 0)
+
+
+def _spawn() -> tuple[_socket.socket, int]:
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    handle = os.dup(theirs.fileno())
+    os.set_inheritable(handle, True)
+    root = __file__.rsplit("/", 3)[0]
+    libraries = os.path.dirname(os.path.dirname(str(msgspec.__file__)))
+    argv = [sys.executable, "-I", "-S", "-c", _BOOT, root, libraries, str(handle)]
+    # Resolving goes by the host's own settings; nothing else of the caller's environment comes along.
+    environ = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
+    environ.update({name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ})
+    try:
+        pid = os.posix_spawn(sys.executable, argv, environ, setsigmask=[], setsigdef=range(1, 32))
+    finally:
+        os.close(handle)
+        theirs.close()
+    return ours, pid
+
+
+class CommandNetwork:
+    """What one command does on the network: its listeners go to the worker, its events come back."""
+
+    def __init__(
+        self,
+        worker: GateWorker,
+        number: int,
+        network: Network,
+        secrets: Mapping[str, str],
+        dial: Callable[[], int],
+        review: Reviewer | None,
+    ) -> None:
+        self._worker = worker
+        self._number = number
+        self._network = network
+        self._dial, self._review = dial, review
+        self._events: list[dict[str, object]] = []
+        self._totals: dict[str, int] = {}
+        self._added = self._removed = False
+        self._certificate = ""
+        self._placeholders: dict[str, str] = {}
+        self._mechanism = ""
+        self._failed = ""
+        authority = needs_authority(network)
+        worker.say(
+            {
+                "op": "add",
+                "id": number,
+                "network": msgspec.to_builtins(network),
+                "secrets": dict(secrets),
+                "authority": authority,
+            }
+        )
+        self._authority = authority
+
+    def prepare(self, late: Late) -> None:
+        """Put placeholders and trust into a command that has not started; waits where they are needed.
+
+        Raises SandboxError if the gate cannot do what the policy asks of it.
+        """
+        if not self._authority:
+            return
+        if not self._worker.wait(lambda: self._added or bool(self._failed)) or self._failed:
+            raise SandboxError(
+                f"the egress gate cannot look inside of TLS: {self._failed or 'it did not answer'}",
+                code="gate-failed",
+                hint="run `casemate doctor`",
+            )
+        late.files = {**late.files, _BUNDLE: _system_bundle() + self._certificate}
+        place = f"{late.env.get('HOME', '/home/sandbox')}/{_BUNDLE}"
+        late.env = {**late.env, **dict.fromkeys(TRUST_VARIABLES, place), **self._placeholders}
+
+    def begin(self, capture: Capture) -> None:
+        """Hand the sandbox's listeners over; the command may connect from now on."""
+        self._mechanism = capture.mechanism
+        given = capture.give_listeners()
+        try:
+            self._worker.say({"op": "listen", "id": self._number}, given)
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+
+    def publish(self, listener: int, inside: int) -> None:
+        """Lead connections that come to a listener on the host to a port inside."""
+        self._worker.say({"op": "publish", "id": self._number, "inside": inside}, [listener])
+
+    def update(self, network: Network) -> None:
+        """Change the policy of the running command; connections it does not allow any more are cut."""
+        self._network = network
+        self._worker.say({"op": "update", "id": self._number, "network": msgspec.to_builtins(network)})
+
+    def take(self, message: dict[str, object]) -> None:
+        """One message of the worker's about this command."""
+        event = message.get("event")
+        if event == "decision" and is_object(what := message.get("what")):
+            if len(self._events) < _MOST_EVENTS:
+                self._events.append(what)
+        elif event == "question":
+            self._ask(message)
+        elif event == "dial":
+            self._make_socket(message)
+        elif event == "added":
+            self._added = True
+            self._certificate = str(message.get("certificate") or "")
+            names = message.get("placeholders")
+            self._placeholders = {key: str(value) for key, value in names.items()} if is_object(names) else {}
+        elif event == "failed":
+            self._failed = str(message.get("error") or "unknown")
+        elif event == "removed":
+            self._removed = True
+            totals = message.get("totals")
+            self._totals = {k: v for k, v in totals.items() if type(v) is int} if is_object(totals) else {}
+
+    def _ask(self, message: dict[str, object]) -> None:
+        question: dict[str, object] = {
+            "kind": "network",
+            "host": str(message.get("host")),
+            "port": message.get("port"),
+            "protocol": str(message.get("protocol")),
+        }
+
+        def reply(allow: bool, scope: str) -> None:
+            answer = {"host": question["host"], "port": question["port"], "allow": allow, "scope": scope}
+            with suppress(SandboxError):
+                self._worker.say({"op": "answer", "id": self._number, **answer})
+
+        if self._review is None:
+            reply(False, "once")
+        else:
+            self._review(question, reply)
+
+    def _make_socket(self, message: dict[str, object]) -> None:
+        made: list[int] = []
+        with suppress(SandboxError):  # the worker is told that there is none
+            made.append(self._dial())
+        try:
+            self._worker.say({"op": "dialled", "id": self._number, "request": message.get("request")}, made)
+        finally:
+            for descriptor in made:
+                os.close(descriptor)
+
+    def lost(self) -> None:
+        """The worker has died; whatever the command tries from now on fails."""
+        self._failed = "the gate has ended"
+
+    def finish(self) -> NetworkUse:
+        """End this command's share and say what it did. Waits for the last events."""
+        if not self._worker.lost:
+            with suppress(SandboxError):
+                self._worker.say({"op": "remove", "id": self._number})
+                self._worker.wait(lambda: self._removed)
+        self._worker.forget(self._number)
+        return NetworkUse(
+            capture=self._mechanism,
+            events=tuple(self._events),
+            allowed=self._totals.get("allowed", 0),
+            refused=self._totals.get("refused", 0),
+            sent=self._totals.get("sent", 0),
+            received=self._totals.get("received", 0),
+            untold=self._totals.get("untold", 0),
+            lost=self._worker.lost,
+        )
+
+
+def _system_bundle() -> str:
+    """The host's certificate authorities, as one text."""
+    import ssl
+
+    for path in (ssl.get_default_verify_paths().cafile, "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/cert.pem"):
+        if path and os.path.isfile(path):
+            with open(path, encoding="ascii", errors="ignore") as file:
+                return file.read() + "\n"
+    return ""
+
