@@ -18,7 +18,7 @@ from casemate.cli.streams import put
 from casemate.cli.thin import socket_path
 from casemate.errors import CasemateError
 from casemate.sandbox import keeper_client
-from casemate.sandbox.command import settle_command
+from casemate.sandbox.command import begin, settle_command
 from casemate.sandbox.denials import TAIL
 from casemate.sandbox.failures import from_os_error
 from casemate.sandbox.inline import busy
@@ -396,9 +396,10 @@ class _Client:
         theirs = [pipes[0][0], pipes[1][1], pipes[2][1]] if pipes else []
         mine = [pipes[0][1], pipes[1][0], pipes[2][0]] if pipes else []
         try:
-            number, ended, terminals = await keeper.start(plan, job.late, theirs, job.note())
-            mine += terminals
-            alive = self._hand_out(job, options, mine, tty=bool(terminals), locked=locked)
+            begun = await begin(keeper, job, theirs, None)
+            number, ended = begun.number, begun.ended
+            mine += begun.terminals
+            alive = self._hand_out(job, options, mine, tty=bool(begun.terminals), locked=locked)
         finally:
             for descriptor in (*theirs, *mine):
                 os.close(descriptor)
@@ -424,7 +425,9 @@ class _Client:
             limit = "client-lost"
         if note := self._foreign_group():
             job.notes = (*job.notes, note)
-        result = await settle_command(keeper, job, number, end, limit=limit, stderr_tail=tail, apply=alive)
+        result = await settle_command(
+            keeper, job, number, end, limit=limit, stderr_tail=tail, apply=alive, share=begun.share
+        )
         return result if alive else None
 
     def _hand_out(self, job: Job, options: run.Options, ends: list[int], *, tty: bool, locked: bool) -> bool:

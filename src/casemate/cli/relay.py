@@ -134,7 +134,8 @@ class Relay:
         self._interrupted_at = -1.0
         self._to_sandbox = stdin if terminal < 0 else terminal
         self._sources = {stdout: stdout_to, stderr: 2} if terminal < 0 else {terminal: 1}
-        self._also, self._served = also if also is not None else (-1, None)
+        self._also = also[0] if also is not None else -1
+        self._served = also[1] if also is not None else None
         self._sinks = {number: Sink(number) for number in sorted({*self._sources.values()})}
         self._pending = b""
         self._last = b"\n"

@@ -199,7 +199,7 @@ class Gate:
                 async with asyncio.timeout(_NEXT_ADDRESS_SECONDS):
                     return await _connect(address, port), address
             except (OSError, TimeoutError) as error:
-                last = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
+                last = error.strerror or "it does not answer"
         raise Refused("unreachable", f"{host}:{port} cannot be reached: {last}")
 
     async def _checked(self, host: str, port: int) -> list[str]:

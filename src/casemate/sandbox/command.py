@@ -10,20 +10,22 @@ from typing import TypeVar
 import msgspec
 
 from casemate.errors import CasemateError, SandboxError
-from casemate.sandbox import keeper_client, settle
+from casemate.sandbox import gates, keeper_client, settle
 from casemate.sandbox.denials import TAIL
+from casemate.sandbox.network import secrets_of, wants_gate
 from casemate.sandbox.result import Applied, Result
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from casemate.sandbox.gate import CommandNetwork, Reviewer
     from casemate.sandbox.job import Job
-    from casemate.sandbox.keeper_client import Ended, KeeperClient
+    from casemate.sandbox.keeper_client import Ended, KeeperClient, Started
 
     Sink = Callable[[bytes], object]
 
-__all__ = ["Command", "settle_command"]
+__all__ = ["Begun", "Command", "begin", "settle_command"]
 
 _CHUNK = 65536
 T = TypeVar("T")
@@ -40,6 +42,7 @@ class Command:
         timeout: float | None,
         on_stdout: Sink | None,
         on_stderr: Sink | None,
+        review: Reviewer | None = None,
     ) -> None:
         self._keeper = keeper
         self._job = job
@@ -56,6 +59,13 @@ class Command:
         self._loop = asyncio.get_running_loop()
         self._drained: asyncio.Future[None] = self._loop.create_future()
         self._failed: BaseException | None = None
+        self._review = review
+        self._begun: Begun | None = None
+
+    @property
+    def share(self) -> CommandNetwork | None:
+        """The command's share in a gate, while it runs."""
+        return self._begun.share if self._begun is not None else None
 
     async def run(self) -> Result:
         plan, job, keeper = self._job.plan, self._job, self._keeper
@@ -70,7 +80,8 @@ class Command:
             # processor each from then on.
             self._connect()
             try:
-                self._number, ended, _ = await keeper.start(plan, job.late, theirs, job.note())
+                self._begun = await begin(keeper, job, theirs, self._review)
+                self._number, ended = self._begun.number, self._begun.ended
             finally:
                 for descriptor in theirs:
                     os.close(descriptor)
@@ -167,9 +178,63 @@ class Command:
     async def _settle(self, ended: Ended) -> Result:
         stderr = b"".join(self._output[2])
         result = await settle_command(
-            self._keeper, self._job, self._number, ended, limit=self._limit, stderr_tail=stderr[-TAIL:]
-        )
+            self._keeper, self._job, self._number, ended, limit=self._limit, stderr_tail=stderr[-TAIL:],
+            share=self.share,
+        )  # fmt: skip
         return msgspec.structs.replace(result, stdout=b"".join(self._output[1]), stderr=stderr)
+
+
+class Begun:
+    """A command under way: its number, the future of its end, its terminal's ends, its share in a gate."""
+
+    __slots__ = ("ended", "number", "share", "terminals")
+
+    def __init__(self, started: Started, share: CommandNetwork | None) -> None:
+        self.number, self.ended, self.terminals = started.number, started.ended, started.terminals
+        self.share = share
+
+
+async def begin(keeper: KeeperClient, job: Job, streams: list[int], review: Reviewer | None) -> Begun:
+    """Start a command, and the gate that its policy asks for. Raises what kept it from starting."""
+    plan, network = job.plan, job.policy.network
+    assert plan is not None  # noqa: S101
+    if not wants_gate(network):
+        return Begun(await keeper.start(plan, job.late, streams, job.note()), None)
+    from casemate.sandbox.published import Published
+
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+    number = -1
+
+    async def socket_inside(made: Callable[[int], None]) -> None:
+        try:
+            made(await keeper.socket_inside(number))
+        except CasemateError:
+            made(-1)
+
+    def dial(made: Callable[[int], None]) -> None:
+        task = loop.create_task(socket_inside(made))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    secrets = secrets_of(network, job.request.environ)
+    published = Published(network.publish)
+    share: CommandNetwork | None = None
+    try:
+        share = await gates.gates().open(network, secrets, dial, review)
+        share.prepare(job.late)
+        published.hand_over(share)
+        started = await keeper.start(plan, job.late, streams, job.note())
+        number = started.number
+        if started.capture is not None:
+            share.begin(started.capture)
+        return Begun(started, share)
+    except BaseException:
+        if share is not None:
+            share.ask_end()
+        raise
+    finally:
+        published.close()
 
 
 async def settle_command(
@@ -181,6 +246,7 @@ async def settle_command(
     limit: str,
     stderr_tail: bytes,
     apply: bool = True,
+    share: CommandNetwork | None = None,
 ) -> Result:
     """Apply an ended command's changes, let the keeper clean up, and say how it went.
 
@@ -192,6 +258,10 @@ async def settle_command(
     else:
         applied = Applied()
         _settled(keeper, number, ended, keep=False)
+    use = None
+    if share is not None:
+        await _to_the_end(gates.gates().finish(share))
+        use = share.use()
     settle.check_failure(job, ended.outcome)
     return settle.result(
         job,
@@ -200,6 +270,7 @@ async def settle_command(
         limit=limit or ended.limit,
         stderr_tail=stderr_tail,
         disk_full=ended.disk_full,
+        network=use,
     )
 
 

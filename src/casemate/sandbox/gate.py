@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     Reply = Callable[[bool, str], None]
     Reviewer = Callable[[dict[str, object], Reply], None]
+    Dial = Callable[[Callable[[int], None]], None]
 
 __all__ = ["CommandNetwork", "GateWorker"]
 
@@ -61,14 +62,20 @@ class GateWorker:
         self._shares: dict[int, CommandNetwork] = {}
         self.lost = False
 
+    @property
+    def shares(self) -> int:
+        """How many commands it serves."""
+        return len(self._shares)
+
     def fileno(self) -> int:
         """The channel, for poll."""
         return self._socket.fileno()
 
     def open(
-        self, network: Network, secrets: Mapping[str, str], dial: Callable[[], int], review: Reviewer | None
+        self, network: Network, secrets: Mapping[str, str], dial: Dial, review: Reviewer | None
     ) -> CommandNetwork:
-        """A share for one command: ``dial`` makes a socket inside its sandbox, ``review`` answers questions.
+        """A share for one command. ``dial`` makes a socket inside its sandbox and calls back with it, or with -1;
+        ``review`` answers questions, and calls back too.
 
         Raises SandboxError when the worker is gone.
         """
@@ -156,7 +163,7 @@ class CommandNetwork:
         number: int,
         network: Network,
         secrets: Mapping[str, str],
-        dial: Callable[[], int],
+        dial: Dial,
         review: Reviewer | None,
     ) -> None:
         self._worker = worker
@@ -181,15 +188,26 @@ class CommandNetwork:
             }
         )
         self._authority = authority
+        self.changed: Callable[[], None] = _nobody
+
+    @property
+    def ready(self) -> bool:
+        """Whether all that a command needs from the gate before its start is there, or never will be."""
+        return not self._authority or self._added or bool(self._failed)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the worker has told everything; after ``ask_end``."""
+        return self._removed or bool(self._failed)
 
     def prepare(self, late: Late) -> None:
-        """Put placeholders and trust into a command that has not started; waits where they are needed.
+        """Put placeholders and trust into a command that has not started. Waits until ``ready``.
 
         Raises SandboxError if the gate cannot do what the policy asks of it.
         """
         if not self._authority:
             return
-        if not self._worker.wait(lambda: self._added or bool(self._failed)) or self._failed:
+        if not self._worker.wait(lambda: self.ready) or self._failed:
             raise SandboxError(
                 f"the egress gate cannot look inside of TLS: {self._failed or 'it did not answer'}",
                 code="gate-failed",
@@ -219,7 +237,7 @@ class CommandNetwork:
         self._worker.say({"op": "update", "id": self._number, "network": msgspec.to_builtins(network)})
 
     def take(self, message: dict[str, object]) -> None:
-        """One message of the worker's about this command."""
+        """One message of the worker's about this command. ``changed`` is called when it made a difference."""
         event = message.get("event")
         if event == "decision" and is_object(what := message.get("what")):
             if len(self._events) < _MOST_EVENTS:
@@ -239,6 +257,7 @@ class CommandNetwork:
             self._removed = True
             totals = message.get("totals")
             self._totals = {k: v for k, v in totals.items() if type(v) is int} if is_object(totals) else {}
+        self.changed()
 
     def _ask(self, message: dict[str, object]) -> None:
         question: dict[str, object] = {
@@ -259,25 +278,38 @@ class CommandNetwork:
             self._review(question, reply)
 
     def _make_socket(self, message: dict[str, object]) -> None:
-        made: list[int] = []
-        with suppress(SandboxError):  # the worker is told that there is none
-            made.append(self._dial())
-        try:
-            self._worker.say({"op": "dialled", "id": self._number, "request": message.get("request")}, made)
-        finally:
-            for descriptor in made:
-                os.close(descriptor)
+        request = message.get("request")
+
+        def made(descriptor: int) -> None:
+            handles = [descriptor] if descriptor >= 0 else []
+            try:
+                with suppress(SandboxError):
+                    self._worker.say({"op": "dialled", "id": self._number, "request": request}, handles)
+            finally:
+                for handle in handles:
+                    os.close(handle)
+
+        self._dial(made)
 
     def lost(self) -> None:
         """The worker has died; whatever the command tries from now on fails."""
         self._failed = "the gate has ended"
+        self.changed()
 
     def finish(self) -> NetworkUse:
         """End this command's share and say what it did. Waits for the last events."""
+        self.ask_end()
+        self._worker.wait(lambda: self.ended)
+        return self.use()
+
+    def ask_end(self) -> None:
+        """Tell the worker that the command has ended."""
         if not self._worker.lost:
             with suppress(SandboxError):
                 self._worker.say({"op": "remove", "id": self._number})
-                self._worker.wait(lambda: self._removed)
+
+    def use(self) -> NetworkUse:
+        """What the command did, as far as it is known by now."""
         self._worker.forget(self._number)
         return NetworkUse(
             capture=self._mechanism,
@@ -289,6 +321,10 @@ class CommandNetwork:
             untold=self._totals.get("untold", 0),
             lost=self._worker.lost,
         )
+
+
+def _nobody() -> None:
+    """Nobody wants to be told."""
 
 
 def _system_bundle() -> str:

@@ -14,6 +14,8 @@ from casemate.sandbox.network import secrets_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from casemate.isolation.process.launcher import Launcher, Running
     from casemate.isolation.process.site import Site
     from casemate.sandbox.gate import CommandNetwork, GateWorker, Reviewer
@@ -89,6 +91,10 @@ class InlineRun:
             secrets = secrets_of(job.policy.network, job.request.environ)
             self.network = self._worker.open(job.policy.network, secrets, self._socket_inside, self._review)
             self.network.prepare(job.late)
+            if job.policy.network.publish:
+                from casemate.sandbox.published import Published
+
+                Published(job.policy.network.publish).hand_over(self.network)
         stdio = (-1, -1, -1)
         if not job.late.tty:
             pipes = [os.pipe(), os.pipe(), os.pipe()]
@@ -113,10 +119,12 @@ class InlineRun:
             scratch = -1 if job.plan.spec.scratch_image else site.scratch
             self._watch = Watch(job.plan.watch, tops, self._running.pid, scratch)
 
-    def _socket_inside(self) -> int:
-        if self._site is None:
-            raise SandboxError("the command has ended", code="inside-unreachable")
-        return self._launcher.socket_inside(self._site)
+    def _socket_inside(self, made: Callable[[int], None]) -> None:
+        descriptor = -1
+        with suppress(SandboxError):
+            if self._site is not None:
+                descriptor = self._launcher.socket_inside(self._site)
+        made(descriptor)
 
     @property
     def ended(self) -> int:

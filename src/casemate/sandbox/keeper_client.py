@@ -14,6 +14,7 @@ from casemate import errors
 from casemate.errors import CasemateError, SandboxError
 from casemate.isolation.process import wire
 from casemate.isolation.process.outcome import Outcome
+from casemate.sys.capture import Capture
 from casemate.sys.cgroups import Hierarchies
 from casemate.sys.plain import is_list, is_object
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from casemate.isolation.plan import Plan
     from casemate.isolation.process.spec import Late
 
-__all__ = ["Ended", "KeeperClient", "release", "shared"]
+__all__ = ["Ended", "KeeperClient", "Started", "release", "shared"]
 
 _BOOT = (
     "import sys; sys.path[:0] = [sys.argv[1]]; "
@@ -65,6 +66,26 @@ def _number(value: object) -> float:
 
 def _numbers(value: object) -> dict[str, float]:
     return {name: _number(item) for name, item in value.items()} if is_object(value) else {}
+
+
+class Started:
+    """A command that has been started: its number, the future of its end, the pty's ends if it has one, and the
+    listeners of its network if a gate is to serve it.
+    """
+
+    __slots__ = ("capture", "ended", "number", "terminals")
+
+    def __init__(
+        self,
+        number: int,
+        ended: asyncio.Future[tuple[dict[str, object], list[int]]],
+        terminals: list[int],
+        capture: Capture | None,
+    ) -> None:
+        self.number = number
+        self.ended = ended
+        self.terminals = terminals
+        self.capture = capture
 
 
 class KeeperClient:
@@ -217,8 +238,8 @@ class KeeperClient:
 
     async def start(
         self, plan: Plan, late: Late, stdio: list[int], note: str
-    ) -> tuple[int, asyncio.Future[tuple[dict[str, object], list[int]]], list[int]]:
-        """Start a command; returns its number, the future of its end, and the pty's ends if it has one."""
+    ) -> Started:
+        """Start a command."""
         self._number += 1
         number = self._number
         future = self.expect(number)
@@ -234,10 +255,22 @@ class KeeperClient:
         except CasemateError:
             self._waiting.pop(number, None)
             raise
-        if not late.tty:
-            return number, future, []
-        _, terminals = await future
-        return number, self.expect(number), terminals
+        if not late.tty and plan.spec.capture is None:
+            return Started(number, future, [], None)
+        message, handles = await future
+        count = message.get("terminals")
+        terminals = handles[: count if isinstance(count, int) else 0]
+        rest = handles[len(terminals) :]
+        capture = Capture(rest[1:], rest[0], -1, str(message.get("capture"))) if rest else None
+        return Started(number, self.expect(number), terminals, capture)
+
+    async def socket_inside(self, number: int) -> int:
+        """A TCP socket inside a running command's sandbox, not connected. Raises SandboxError."""
+        self._number += 1
+        future = self.expect(self._number)
+        self._send({"op": "inside", "id": self._number, "of": number})
+        _, handles = await future
+        return handles[0]
 
     def signal(self, number: int, signal: int) -> None:
         """Pass a signal on to a command."""
@@ -305,5 +338,8 @@ def release(client: KeeperClient) -> None:
     """One user less; the last one ends the keeper."""
     client.users -= 1
     if client.users == 0:
+        from casemate.sandbox import gates
+
         client.close()
+        gates.close()
         _loops.pop(asyncio.get_running_loop(), None)

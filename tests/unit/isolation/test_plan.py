@@ -36,6 +36,8 @@ ROOT = Facts(
     caches=(("/state/caches/k/pip", "/home/sandbox/.cache/pip"),),
     home_files={".gitconfig": "[user]\n"},
     covers={"/etc/hosts": "127.0.0.1 localhost\n"},
+    gate_ports=None,
+    sockets=(),
     devices=(),
 )
 USER = msgspec.structs.replace(

@@ -190,6 +190,8 @@ class Keeper:
             run = self._runs.get(_integer(message, "id"))
             if run is not None and run.running is not None:
                 self._launcher.kill(run.running)
+        elif operation == "inside":
+            self._socket_inside(message)
         elif operation == "keep":
             run = self._runs.get(_integer(message, "id"))
             if run is not None:
@@ -199,6 +201,14 @@ class Keeper:
             self._settled(_integer(message, "id"), keep=message.get("keep") is True)
         else:
             raise SandboxError(f"unknown request {operation!r}", code="bad-request")
+
+    def _socket_inside(self, message: dict[str, object]) -> None:
+        run = self._runs.get(_integer(message, "of"))
+        if run is None or run.running is None:
+            raise SandboxError("the command has ended", code="inside-unreachable")
+        made = self._launcher.socket_inside(run.site)
+        self._tell({"event": "inside", "id": message.get("id")}, [made])
+        os.close(made)
 
     def _plan(self, message: dict[str, object]) -> None:
         watch = message.get("watch")
@@ -230,8 +240,12 @@ class Keeper:
         self._by_status[running.status] = number
         self._poll.register(running.pidfd, select.POLLIN)
         self._poll.register(running.status, select.POLLIN)
+        terminals = len(extra)
+        if site.capture is not None:
+            extra += site.capture.give_listeners()
         if extra:
-            self._tell({"event": "started", "id": number}, extra)
+            mechanism = site.capture.mechanism if site.capture is not None else ""
+            self._tell({"event": "started", "id": number, "terminals": terminals, "capture": mechanism}, extra)
             for descriptor in extra:
                 os.close(descriptor)
         if key in self._pools:
