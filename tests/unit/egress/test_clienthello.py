@@ -170,6 +170,7 @@ def names(data: bytes) -> bytes:
         names(wire.u16(b"\0" + wire.u16(b"www.example.org")) + b"\0"),
         names(wire.u16(b"\0" + wire.u16(b"www.example.org") + b"\0")),
         names(wire.u16(b"\0\0\xff" + b"www.example.org")),
+        names(wire.u16(b"\0\0\3" + b"www.example.org")),
         names(b"\0\xff\0" + wire.u16(b"www.example.org")),
         *(wire.hello(wire.sni(name)) for name in (
             b"www.example.org\0", b"evil.example\0.example.org", b"\0", b" www.example.org",
@@ -194,6 +195,7 @@ def test_a_server_name_is_one_host_name(data: bytes) -> None:
         (wire.records(wire.message(wire.body(tail=b"\0"))), "tls-short"),
         (wire.records(wire.message(wire.body(NAMED)) + b"\0"), "tls-trailing"),
         (wire.records(wire.message(wire.body(NAMED)) * 2), "tls-trailing"),
+        (wire.records(wire.message(wire.body()) + b"\0\0"), "tls-trailing"),
         (wire.records(wire.message(wire.body(NAMED)) + b"\0\0", 20), "tls-trailing"),
         (wire.records(wire.message(wire.body(NAMED)[:-1])), "tls-short"),
         (wire.records(wire.message(wire.body(NAMED)[:20])), "tls-short"),
@@ -258,6 +260,18 @@ def test_rubbish_is_refused_before_it_is_whole() -> None:
             parse(start)
     for start in (b"", b"\x16", b"\x16\3", b"\x16\3\1\0\x20", b"\x16\3\1\0\x20\1", b"\x80", b"\x80\x2e\1\3"):
         assert isinstance(parse(start), Incomplete)
+    reader = Reader()
+    assert reader.feed(b"\x16") is None
+    with pytest.raises(HelloError):
+        reader.feed(b"\2")
+
+
+def test_a_later_record_is_judged_by_its_whole_header() -> None:
+    """Where a piece ends inside of one makes no difference to what comes of the stream."""
+    first = wire.records(GOOD[5:], 10)[:15]
+    for rest in (b"", b"\x17", b"\x16\2", b"\x17\3\3\0"):
+        assert parse(first + rest) == Incomplete(20)
+    assert code(first + b"\x17\3\3\0\1") == "tls-record-type"
 
 
 @pytest.mark.parametrize(
