@@ -67,13 +67,12 @@ def load(
     if flags is not None and (given := resolve.flags(flags)):
         base = os.path.join(root, flags.cwd)
         context = resolve.Context(workspace=root, guard=guard, base=base, full_access=full, must_exist=True)
-        soft = resolve.soft(flags)
-        layers.append(resolve.resolve(given, Source(name="flags"), context, grants=True, soft=soft))
+        asked = Source(name="flags")
+        layers.append(resolve.resolve(given, asked, context, grants=True, soft=resolve.soft(flags)))
         infos.append(LayerInfo(name="flags", source="", status="counts"))
 
     merged = merge.merge(layers, managed)
-    notes = [_FULL_ACCESS] if merged.policy.isolation.boundary == "none" else []
-    notes += clamp
+    notes = [*([_FULL_ACCESS] if merged.policy.isolation.boundary == "none" else []), *clamp]
     if operator is not None and paths.holds(root, os.path.realpath(operator.source.file)):
         notes.append(
             f"{operator.source.file} lies in the workspace: a command that runs there can change it "

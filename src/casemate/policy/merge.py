@@ -219,6 +219,9 @@ class _State:
                     self.ignored.setdefault(layer.name, []).append(f"{field} ({name})")
                 elif self._allowed(field, name, layer):
                     found.setdefault(name, []).append(layer.name)
+        if field == "network.publish":  # one port of the host has one meaning: the last one
+            last = {name.partition(":")[0]: name for name in found}
+            found = {name: found[name] for name in found if last[name.partition(":")[0]] == name}
         self._keep(field, found)
 
     def _allowed(self, field: str, name: str, layer: Layer) -> bool:

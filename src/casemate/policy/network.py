@@ -78,11 +78,11 @@ def _each(task: Task, read: Callable[[str], str]) -> tuple[str, ...]:
 def _parent_proxy(task: Task) -> object:
     text = str(task.value)
     scheme, found, rest = text.partition("://")
+    if "@" in text:
+        raise ValueError("a password does not belong into a policy; name a proxy that needs none")
     try:
         if not found or scheme.lower() != "http":
             raise ValueError("write http://HOST:PORT; other kinds of proxy are not spoken to")
-        if "@" in rest:
-            raise ValueError("a password does not belong into a policy; name a proxy that needs none")
         host, colon, port = rest.removesuffix("/").rpartition(":")
         if not colon:
             raise ValueError("the port is missing: write http://HOST:PORT")

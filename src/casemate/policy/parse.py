@@ -131,7 +131,7 @@ def _check_keys(
 ) -> None:
     """Name an unknown key before anything else: a misspelt field explains what follows."""
     known = [field.encode_name for field in msgspec.structs.fields(kind)]
-    parts = _parts(kind)
+    parts, named = _parts(kind)
     for key, value in tree.items():
         field = f"{prefix}{key}"
         if key not in known:
@@ -144,11 +144,27 @@ def _check_keys(
             if not isinstance(value, dict):
                 raise source.error(field, f"must be a table, not {_kind(value)}")
             _check_keys(cast("dict[str, object]", value), source, part, f"{field}.")
+        elif key in named and isinstance(value, dict):
+            for name, item in cast("dict[str, object]", value).items():
+                if isinstance(item, dict):
+                    inside = f"{field}.{_bare(name)}."
+                    _check_keys(cast("dict[str, object]", item), source, named[key], inside)
+                    missing = [at.encode_name for at in msgspec.structs.fields(named[key]) if at.required]
+                    if absent := [name for name in missing if name not in item]:
+                        raise source.error(inside[:-1], f"the field {absent[0]} is missing")
 
 
-def _parts(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """The keys of ``kind`` that hold a table of their own, and the table's type."""
-    found: dict[str, type[msgspec.Struct]] = {}
+def _bare(name: str) -> str:
+    return ascii(name if len(name) <= 60 else name[:57] + "...")[1:-1]
+
+
+_Kinds = dict[str, type[msgspec.Struct]]
+
+
+def _parts(kind: type[msgspec.Struct]) -> tuple[_Kinds, _Kinds]:
+    """The keys of ``kind`` that hold a table of their own, and those that hold tables by a person's names."""
+    found: _Kinds = {}
+    named: _Kinds = {}
     for field in cast("msgspec.inspect.StructType", msgspec.inspect.type_info(kind)).fields:
         kinds = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
         for option in kinds:
@@ -156,7 +172,11 @@ def _parts(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
                 option = option.type
             if isinstance(option, msgspec.inspect.StructType):
                 found[field.encode_name] = option.cls
-    return found
+            if isinstance(option, msgspec.inspect.DictType) and isinstance(
+                option.value_type, msgspec.inspect.StructType
+            ):
+                named[field.encode_name] = option.value_type.cls
+    return found, named
 
 
 def _plain(message: str) -> str:
