@@ -40,6 +40,8 @@ SAME_LAYER = {("settings", "errors"), ("audit", "errors"), ("audit", "settings")
 
 # Foreign package -> rooms that may import it. Adding a row is a decision: say in docs/decisions.md why.
 FOREIGN = {
+    "cryptography": {"egress"},
+    "h11": {"egress"},
     "msgspec": {"settings", "policy", "isolation", "workspace", "egress", "sandbox", "cli"},
 }
 

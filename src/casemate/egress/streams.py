@@ -1,0 +1,344 @@
+"""Byte streams for a flow that is looked into: a plain socket, TLS over a socket, or a pair of asyncio's.
+
+asyncio's own transports are not enough here: when a write fails they throw away what the other side had
+already said, and an early answer (413, then a reset) is just that. Here reading and writing fail apart from
+each other. Nothing is read that nobody asked for and a write returns when the kernel has taken all of it, so
+a slow receiver stops its sender and no stream holds more than a few pieces. Reading can be cancelled without
+losing a byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PIECE", "PairStream", "SocketStream", "Stream", "TlsStream", "linger"]
+
+#: Bytes of one read at most.
+PIECE = 128 << 10
+# Reads in a row that found something before others get their turn.
+_TURN = 8
+# What a client may still send after the last answer, and how long that is waited for.
+_LINGER_BYTES, _LINGER_SECONDS = 4 << 20, 2.0
+_WRITE = 64 << 10
+_AHEAD = 16 << 10
+
+
+class Stream(Protocol):
+    """What the flow needs. Errors are OSError (``ssl.SSLError`` is one)."""
+
+    #: The end came without the mark that tells it from a cut (TLS only).
+    cut: bool
+
+    async def read(self, size: int = PIECE) -> bytes:
+        """Up to ``size`` bytes, at least one; none at the end."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Hand ``data`` over; returns when the next piece may come."""
+        ...
+
+    async def end(self) -> None:
+        """Say that nothing more is written."""
+        ...
+
+    def gone(self) -> bool:
+        """Whether the other side has closed its way, as far as that can be told without waiting."""
+        ...
+
+    def stale(self) -> bool:
+        """Whether an idle connection is of no more use: the other side has closed it, or said something."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+    def abort(self) -> None:
+        """Let go of it so that the other side cannot take it for a proper end."""
+        ...
+
+
+class SocketStream:
+    """A connected, non-blocking socket, whose owner this becomes."""
+
+    cut = False
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._turn = 0
+
+    async def read(self, size: int = PIECE) -> bytes:
+        """As ``Stream`` says."""
+        while True:
+            try:
+                data = self._sock.recv(size)
+            except (BlockingIOError, InterruptedError):
+                self._turn = 0
+                await _ready(self._loop.add_reader, self._loop.remove_reader, self._sock)
+                continue
+            self._turn += 1
+            if self._turn >= _TURN:
+                self._turn = 0
+                await asyncio.sleep(0)
+            return data
+
+    async def write(self, data: bytes) -> None:
+        """As ``Stream`` says."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except (BlockingIOError, InterruptedError):
+                await _ready(self._loop.add_writer, self._loop.remove_writer, self._sock)
+
+    async def end(self) -> None:
+        """As ``Stream`` says."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def gone(self) -> bool:
+        """As ``Stream`` says."""
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True
+
+    def stale(self) -> bool:
+        """As ``Stream`` says."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            pass
+        return True
+
+    def close(self) -> None:
+        """As ``Stream`` says."""
+        self._sock.close()
+
+    def abort(self) -> None:
+        """As ``Stream`` says: a reset."""
+        with suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._sock.close()
+
+
+class TlsStream:
+    """TLS over a connected, non-blocking socket, whose owner this becomes. ``handshake`` comes first."""
+
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, *, server: bool, name: str | None = None
+    ) -> None:
+        self._plain = SocketStream(sock)
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_side=server, server_hostname=name)
+        # Records must leave in the order in which they were made, whoever made them: reading writes, too.
+        self._writing = asyncio.Lock()
+        self._sock = sock
+        self._ahead = b""
+        self._reading = False
+        self.cut = False
+
+    async def handshake(self) -> None:
+        """Raises ssl.SSLError, ssl.SSLCertVerificationError, OSError."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._flush()
+                await self._fill()
+                continue
+            except ssl.SSLError:
+                with suppress(OSError):  # the alert that says why
+                    self._sock.send(self._out.read())
+                raise
+            await self._flush()
+            return
+
+    async def read(self, size: int = PIECE) -> bytes:
+        """As ``Stream`` says."""
+        if self._ahead:
+            data, self._ahead = self._ahead[:size], self._ahead[size:]
+            return data
+        self._reading = True
+        try:
+            return await self._read(size)
+        finally:
+            self._reading = False
+
+    async def _read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size > 0:
+            try:
+                data = self._tls.read(size)
+            except ssl.SSLWantReadError:
+                if parts:
+                    break
+                await self._flush()
+                await self._fill()
+                continue
+            except ssl.SSLZeroReturnError:
+                break
+            except ssl.SSLEOFError:
+                self.cut = True
+                break
+            if not data:
+                break
+            parts.append(data)
+            size -= len(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def write(self, data: bytes) -> None:
+        """As ``Stream`` says."""
+        rest = memoryview(data)
+        async with self._writing:
+            while rest:
+                piece, rest = rest[:_WRITE], rest[_WRITE:]
+                while piece:
+                    piece = piece[self._tls.write(piece) :]
+                await self._plain.write(self._out.read())
+
+    async def end(self) -> None:
+        """As ``Stream`` says; what the other side says after that can still be read."""
+        with suppress(OSError):
+            self._say_end()
+            await self._flush()
+
+    def gone(self) -> bool:
+        """As ``Stream`` says. What is read on the way there is kept; session tickets count for nothing."""
+        if self._ahead or self._reading:
+            return False
+        try:
+            data = self._sock.recv(_AHEAD)
+            if not data:
+                return True
+            self._in.write(data)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            return True
+        try:
+            self._ahead = self._tls.read(_AHEAD)
+        except ssl.SSLWantReadError:
+            return False
+        except OSError:
+            pass
+        return not self._ahead
+
+    def stale(self) -> bool:
+        """As ``Stream`` says."""
+        return self.gone() or bool(self._ahead)
+
+    def close(self) -> None:
+        """As ``Stream`` says, with the word that this is the end."""
+        with suppress(OSError):
+            self._say_end()
+            self._sock.send(self._out.read())
+        self._plain.close()
+
+    def abort(self) -> None:
+        """As ``Stream`` says: a reset, without the word that would make it an end."""
+        self._plain.abort()
+
+    def _say_end(self) -> None:
+        if not self._writing.locked():
+            with suppress(ssl.SSLError):  # it wants to read the other side's word, which is not waited for
+                self._tls.unwrap()
+
+    async def _fill(self) -> None:
+        data = await self._plain.read(PIECE)
+        if data:
+            self._in.write(data)
+        else:
+            self._in.write_eof()
+
+    async def _flush(self) -> None:
+        if self._out.pending:
+            async with self._writing:
+                await self._plain.write(self._out.read())
+
+
+class PairStream:
+    """A reader and a writer of asyncio, for callers that already have them."""
+
+    cut = False
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._turn = 0
+
+    async def read(self, size: int = PIECE) -> bytes:
+        """As ``Stream`` says."""
+        return await self._reader.read(size)
+
+    async def write(self, data: bytes) -> None:
+        """As ``Stream`` says."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def end(self) -> None:
+        """As ``Stream`` says."""
+        with suppress(OSError):
+            if self._writer.can_write_eof():
+                self._writer.write_eof()
+
+    def gone(self) -> bool:
+        """As ``Stream`` says."""
+        return self._reader.at_eof() or self._writer.is_closing()
+
+    def stale(self) -> bool:
+        """As ``Stream`` says."""
+        return self.gone()
+
+    def close(self) -> None:
+        """As ``Stream`` says."""
+        self._writer.close()
+
+    def abort(self) -> None:
+        """As ``Stream`` says."""
+        self._writer.transport.abort()
+
+
+async def linger(stream: Stream) -> None:
+    """Wait a moment for the other side's end after the last word.
+
+    Closing a socket that has something unread makes a reset of it, which takes the last word away.
+    """
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            await stream.end()
+            left = _LINGER_BYTES
+            while left > 0 and (data := await stream.read()):
+                left -= len(data)
+
+
+async def _ready(
+    add: Callable[[socket.socket, Callable[[], object]], object],
+    remove: Callable[[socket.socket], bool],
+    sock: socket.socket,
+) -> None:
+    """Wait until a socket is ready for what ``add`` watches. Takes nothing from it, so it can be cancelled.
+    """
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    add(sock, wake)
+    try:
+        await ready
+    finally:
+        remove(sock)
