@@ -15,6 +15,8 @@ import os
 import select
 import sys
 
+from casemate.cli.streams import put
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,6 +147,26 @@ class Relay:
         self._saved: list[Any] | None = None
         self._progress = 0.0
         self._impatient = False
+        self._questions: list[tuple[str, Callable[[str], None]]] = []
+
+    def ask(self, text: str, answered: Callable[[str], None]) -> None:
+        """Ask whoever sits at the terminal; the next key (or line) is the answer and does not reach the command.
+
+        Without a terminal the answer is empty, at once.
+        """
+        if not self._input_open or not os.isatty(0):
+            answered("")
+            return
+        self._questions.append((text, answered))
+        if len(self._questions) == 1:
+            put(2, text.encode("utf-8", "replace"))
+
+    def _answer(self, data: bytes) -> None:
+        _, answered = self._questions.pop(0)
+        put(2, b"\r\n")
+        answered(data.decode("utf-8", "replace").strip()[:1].lower())
+        if self._questions:
+            put(2, self._questions[0][0].encode("utf-8", "replace"))
 
     def run(self) -> None:
         """Copy until the sandbox has ended and its output is drained."""
@@ -332,6 +354,9 @@ class Relay:
             return
         except OSError:
             data = b""
+        if self._questions and data != b"\x03":
+            self._answer(data)
+            return
         if not data:
             self._input_ended = True
             self._want_input(False)

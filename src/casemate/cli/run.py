@@ -20,6 +20,8 @@ from casemate.sandbox.network import wants_gate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from casemate.cli.gate import RunGate
+    from casemate.sandbox.inline import InlineRun
     from casemate.sandbox.job import Job
     from casemate.sandbox.locks import WorkspaceLock
     from casemate.sandbox.result import Result
@@ -274,11 +276,11 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
     # and who owns a policy or a tool counts.
     hierarchies = cgroups.detect()
     job = prepare(asked, hierarchies, rootless=not is_root())
-    worker = None
-    if wants_gate(job.policy.network) and job.plan is not None:
-        from casemate.sandbox.gate import GateWorker
+    gate = None
+    if wants_gate(job.policy.network):
+        from casemate.cli.gate import RunGate
 
-        worker = GateWorker()  # it starts while the sandbox is made
+        gate = RunGate(options)  # its worker starts while the sandbox is made
     launcher = Launcher(places(asked.environ).run, hierarchies=hierarchies)
     try:
         if "quiet" not in options.switches:
@@ -288,30 +290,12 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
         try:
             if lock is not None and "quiet" not in options.switches and (offer := interrupted(job)):
                 tell(offer)
-            run = inline.InlineRun(launcher, job, lock, worker)
+            run = inline.InlineRun(launcher, job, lock, gate.worker if gate else None, gate.ask if gate else None)
         except BaseException:
             if lock is not None:
                 lock.close()
             raise
-        from casemate.sandbox.denials import TAIL
-
-        relay = Relay(
-            stdin=run.stdin,
-            stdout=run.stdout,
-            stderr=run.stderr,
-            terminal=run.terminal,
-            slave=run.slave,
-            ended=run.ended,
-            signal=run.signal,
-            kill=run.kill,
-            tick=run.tick,
-            watched=run.watched,
-            output_limit=job.policy.resources.output,
-            timeout=job.policy.resources.timeout,
-            tail=TAIL,
-            stdout_to=2 if "json" in options.switches else 1,
-            also=None if worker is None else (worker.fileno(), worker.pump),
-        )
+        relay = _relay(run, job, options, gate)
         gc.enable()
         try:
             for name in _FOR_THE_END:
@@ -326,8 +310,33 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
         return outcome
     finally:
         launcher.close()
-        if worker is not None:
-            worker.close()
+        if gate is not None:
+            gate.close()
+
+
+def _relay(run: InlineRun, job: Job, options: Options, gate: RunGate | None) -> Relay:
+    from casemate.sandbox.denials import TAIL
+
+    relay = Relay(
+        stdin=run.stdin,
+        stdout=run.stdout,
+        stderr=run.stderr,
+        terminal=run.terminal,
+        slave=run.slave,
+        ended=run.ended,
+        signal=run.signal,
+        kill=run.kill,
+        tick=run.tick if gate is None else lambda: gate.tick() or run.tick(),
+        watched=run.watched or (gate is not None and gate.patient),
+        output_limit=job.policy.resources.output,
+        timeout=job.policy.resources.timeout,
+        tail=TAIL,
+        stdout_to=2 if "json" in options.switches else 1,
+        also=None if gate is None else (gate.worker.fileno(), gate.worker.pump),
+    )
+    if gate is not None:
+        gate.relay = relay
+    return relay
 
 
 class _Told(BaseException):

@@ -25,7 +25,7 @@ from casemate.sys.capture import DNS_PORT, connected_to
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from casemate.egress.intercept import Authority
     from casemate.egress.resolver import Resolver
@@ -59,6 +59,7 @@ class Gate:
         secrets: Mapping[str, str],
         placeholders: Mapping[str, str],
         authority: Authority | None,
+        approved: Sequence[str] = (),
     ) -> None:
         self.number = number
         self.network = network
@@ -67,9 +68,9 @@ class Gate:
         self.names = Names()
         self.log = Log()
         self.inbound = Inbound(self)
-        self._approved: set[str] = set()
+        self._approved: set[str] = {*approved}
         self._own = own
-        self.decider = Decider(network, own=own)
+        self.decider = Decider(network, own=own, approved=self._approved)
         self._resolver = resolver
         self._send = send
         self._loop = asyncio.get_running_loop()

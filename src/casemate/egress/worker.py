@@ -21,7 +21,7 @@ from casemate.egress.resolver import Resolver
 from casemate.policy.model import Network
 from casemate.sys import landlock, packets, process
 from casemate.sys.addresses import own_addresses
-from casemate.sys.plain import is_object
+from casemate.sys.plain import is_list, is_object
 
 __all__ = ["FIRST_UID", "main"]
 
@@ -178,7 +178,9 @@ class _Worker:
         """A new sandbox. Its listeners come later, by ``listen``: its certificate is needed before it is made."""
         network = msgspec.convert(message["network"], Network)
         secrets = message["secrets"]
+        approved = message.get("approved", [])
         assert is_object(secrets)  # noqa: S101
+        assert is_list(approved)  # noqa: S101
         authority, placeholders = None, dict[str, str]()
         if message["authority"] is True:
             from casemate.egress.credentials import placeholder
@@ -195,6 +197,7 @@ class _Worker:
             secrets={name: str(value) for name, value in secrets.items()},
             placeholders=placeholders,
             authority=authority,
+            approved=[str(rule) for rule in approved],
         )
         self._send(
             {

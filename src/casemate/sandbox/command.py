@@ -201,6 +201,7 @@ async def begin(keeper: KeeperClient, job: Job, streams: list[int], review: Revi
     if not wants_gate(network):
         return Begun(await keeper.start(plan, job.late, streams, job.note()), None)
     from casemate.sandbox.published import Published
+    from casemate.sandbox.review import Saved
 
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
@@ -221,7 +222,7 @@ async def begin(keeper: KeeperClient, job: Job, streams: list[int], review: Revi
     published = Published(network.publish)
     share: CommandNetwork | None = None
     try:
-        share = await gates.gates().open(network, secrets, dial, review)
+        share = await gates.gates().open(network, secrets, dial, review, Saved(job.saved_hosts))
         share.prepare(job.late)
         published.hand_over(share)
         started = await keeper.start(plan, job.late, streams, job.note())

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
     from casemate.isolation.process.spec import Late
     from casemate.policy.model import Network
+    from casemate.sandbox.review import Saved
     from casemate.sys.capture import Capture
 
     Reply = Callable[[bool, str], None]
     Reviewer = Callable[[dict[str, object], Reply], None]
     Dial = Callable[[Callable[[int], None]], None]
 
-__all__ = ["CommandNetwork", "GateWorker"]
+__all__ = ["CommandNetwork", "GateWorker", "rule_text"]
 
 _BOOT = (
     "import sys; sys.path[:0] = [sys.argv[1]]; sys.path.append(sys.argv[2]); "
@@ -72,7 +73,12 @@ class GateWorker:
         return self._socket.fileno()
 
     def open(
-        self, network: Network, secrets: Mapping[str, str], dial: Dial, review: Reviewer | None
+        self,
+        network: Network,
+        secrets: Mapping[str, str],
+        dial: Dial,
+        review: Reviewer | None,
+        saved: Saved | None = None,
     ) -> CommandNetwork:
         """A share for one command. ``dial`` makes a socket inside its sandbox and calls back with it, or with -1;
         ``review`` answers questions, and calls back too.
@@ -80,7 +86,7 @@ class GateWorker:
         Raises SandboxError when the worker is gone.
         """
         self._number += 1
-        share = CommandNetwork(self, self._number, network, secrets, dial, review)
+        share = CommandNetwork(self, self._number, network, secrets, dial, review, saved)
         self._shares[self._number] = share
         return share
 
@@ -165,11 +171,12 @@ class CommandNetwork:
         secrets: Mapping[str, str],
         dial: Dial,
         review: Reviewer | None,
+        saved: Saved | None,
     ) -> None:
         self._worker = worker
         self._number = number
         self._network = network
-        self._dial, self._review = dial, review
+        self._dial, self._review, self._saved = dial, review, saved
         self._events: list[dict[str, object]] = []
         self._totals: dict[str, int] = {}
         self._added = self._removed = False
@@ -185,6 +192,7 @@ class CommandNetwork:
                 "network": msgspec.to_builtins(network),
                 "secrets": dict(secrets),
                 "authority": authority,
+                "approved": list(saved.rules()) if saved is not None else [],
             }
         )
         self._authority = authority
@@ -268,6 +276,9 @@ class CommandNetwork:
         }
 
         def reply(allow: bool, scope: str) -> None:
+            if allow and scope == "saved" and self._saved is not None:
+                with suppress(OSError):  # then it holds for this command
+                    self._saved.add(rule_text(str(question["host"]), question["port"]))
             answer = {"host": question["host"], "port": question["port"], "allow": allow, "scope": scope}
             with suppress(SandboxError):
                 self._worker.say({"op": "answer", "id": self._number, **answer})
@@ -321,6 +332,11 @@ class CommandNetwork:
             untold=self._totals.get("untold", 0),
             lost=self._worker.lost,
         )
+
+
+def rule_text(host: str, port: object) -> str:
+    """The policy's rule for one host and port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _nobody() -> None:

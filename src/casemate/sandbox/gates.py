@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from casemate.policy.model import Network
     from casemate.sandbox.gate import Dial, Reviewer
+    from casemate.sandbox.review import Saved
 
 __all__ = ["Gates", "gates"]
 
@@ -30,10 +31,15 @@ class Gates:
         self._workers: list[GateWorker] = []
 
     async def open(
-        self, network: Network, secrets: Mapping[str, str], dial: Dial, review: Reviewer | None
+        self,
+        network: Network,
+        secrets: Mapping[str, str],
+        dial: Dial,
+        review: Reviewer | None,
+        saved: Saved | None = None,
     ) -> CommandNetwork:
         """A share for one command, ready to be prepared. Raises SandboxError."""
-        share = self._worker().open(network, secrets, dial, review)
+        share = self._worker().open(network, secrets, dial, review, saved)
         await _until(share, lambda: share.ready)
         return share
 

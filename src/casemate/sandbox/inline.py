@@ -88,8 +88,13 @@ class InlineRun:
         job, launcher = self._job, self._launcher
         assert job.plan is not None  # noqa: S101
         if self._worker is not None:
+            from casemate.sandbox.review import Saved
+
             secrets = secrets_of(job.policy.network, job.request.environ)
-            self.network = self._worker.open(job.policy.network, secrets, self._socket_inside, self._review)
+            saved = Saved(job.saved_hosts)
+            self.network = self._worker.open(
+                job.policy.network, secrets, self._socket_inside, self._review, saved
+            )
             self.network.prepare(job.late)
             if job.policy.network.publish:
                 from casemate.sandbox.published import Published

@@ -69,6 +69,11 @@ class Job(msgspec.Struct, kw_only=True):
         """The file name under which state of this workspace is kept."""
         return settings.workspace_key(self.workspace)
 
+    @property
+    def saved_hosts(self) -> str:
+        """The file of the hosts that were allowed for this workspace by a reviewer."""
+        return f"{self.places.state}/hosts/{self.key}.json"
+
     def check_size(self) -> None:
         """Refuse what execve would refuse with E2BIG. Raises SandboxError (``argument-too-long``)."""
         _check_size(self.late)

@@ -1,0 +1,58 @@
+"""The command line's share in the egress gate: its worker, and who answers questions about hosts."""
+
+from __future__ import annotations
+
+from casemate.cli.main import line
+from casemate.sandbox.gate import GateWorker
+from casemate.sandbox.review import Program, question_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from casemate.cli.relay import Relay
+    from casemate.cli.run import Options
+
+    Reply = Callable[[bool, str], None]
+
+__all__ = ["RunGate"]
+
+_ANSWERS = {"y": (True, "once"), "s": (True, "session"), "a": (True, "saved")}
+
+
+class RunGate:
+    """Lives as long as one ``casemate run``. ``relay`` is set once there is one."""
+
+    def __init__(self, options: Options) -> None:
+        self.worker = GateWorker()
+        self.relay: Relay | None = None
+        program = options.values.get("reviewer")
+        self._program = Program([program]) if program is not None else None
+
+    @property
+    def patient(self) -> bool:
+        """Whether ``tick`` has to be called often: a reviewer's answer is looked for there."""
+        return self._program is not None
+
+    def ask(self, question: dict[str, object], reply: Reply) -> None:
+        """Put a question about a host: to the program that was named, else to whoever sits at the terminal."""
+        if self._program is not None:
+            self._program.ask(question, reply)
+            return
+        if self.relay is None:
+            reply(False, "once")
+            return
+        text = line(f"{question_text(question)}: [y]es once, [s]ession, [a]lways, [N]o? ").rstrip("\n")
+        self.relay.ask(text, lambda key: reply(*_ANSWERS.get(key, (False, "once"))))
+
+    def tick(self) -> str:
+        """Look for answers; never a limit."""
+        if self._program is not None:
+            self._program.poll()
+        return ""
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._program is not None:
+            self._program.close()
+        self.worker.close()
