@@ -361,7 +361,7 @@ def test_messages_over_tcp_do_not_depend_on_their_pieces(messages: list[bytes], 
     assert [found for part in pieces(stream, cuts) for found in framer.feed(part)] == messages
 
 
-MANY = [wire.extension(kind) for kind in range(1, 4000)]
+MANY = [wire.extension(kind) for kind in range(100, 4090)]
 WORST = {
     "many records": wire.records(wire.message(wire.body(wire.extension(21, bytes(9000)))), *(100,) * 64),
     "many extensions": wire.hello(*MANY),
