@@ -23,6 +23,7 @@ from casemate.sandbox.denials import TAIL
 from casemate.sandbox.failures import from_os_error
 from casemate.sandbox.inline import busy
 from casemate.sandbox.job import prepare
+from casemate.sandbox.live import LiveSocket
 from casemate.sandbox.locks import WorkspaceLock
 from casemate.settings import places
 from casemate.sys.process import close_all_but
@@ -31,6 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from casemate.sandbox.command import Begun
     from casemate.sandbox.job import Job
     from casemate.sandbox.result import Result
 
@@ -400,6 +402,7 @@ class _Client:
             number, ended = begun.number, begun.ended
             mine += begun.terminals
             alive = self._hand_out(job, options, mine, tty=bool(begun.terminals), locked=locked)
+            live = self._live(job, begun)
         finally:
             for descriptor in (*theirs, *mine):
                 os.close(descriptor)
@@ -408,6 +411,9 @@ class _Client:
         else:
             keeper.kill(number)
         message, tops = await ended
+        if live is not None:
+            self._loop.remove_reader(live.fileno())
+            live.close()
         end = keeper_client.Ended(message, tops)
         limit, tail = "", b""
         if alive:
@@ -429,6 +435,15 @@ class _Client:
             keeper, job, number, end, limit=limit, stderr_tail=tail, apply=alive, share=begun.share
         )
         return result if alive else None
+
+    def _live(self, job: Job, begun: Begun) -> LiveSocket | None:
+        """Let others lead ports into the command while it runs."""
+        try:
+            live = LiveSocket(job.places.run, job.key, f"{os.getpid()}-{begun.number}", begun.dial)
+        except OSError:
+            return None
+        self._loop.add_reader(live.fileno(), live.poll)
+        return live
 
     def _hand_out(self, job: Job, options: run.Options, ends: list[int], *, tty: bool, locked: bool) -> bool:
         """Give the client the streams of its command; False if it has gone meanwhile."""

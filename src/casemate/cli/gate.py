@@ -45,11 +45,10 @@ class RunGate:
         text = line(f"{question_text(question)}: [y]es once, [s]ession, [a]lways, [N]o? ").rstrip("\n")
         self.relay.ask(text, lambda key: reply(*_ANSWERS.get(key, (False, "once"))))
 
-    def tick(self) -> str:
-        """Look for answers; never a limit."""
+    def tick(self) -> None:
+        """Look for answers."""
         if self._program is not None:
             self._program.poll()
-        return ""
 
     def close(self) -> None:
         """End the worker."""

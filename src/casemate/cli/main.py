@@ -15,6 +15,7 @@ EXIT = {"usage": 2, "limit": 123, "timeout": 124, "failed": 125, "refused": 126,
 USAGE = """usage: casemate COMMAND [OPTION…]
 
   run [OPTION…] -- CMD [ARG…]   run a command behind the boundary (`casemate run --help`)
+  forward PORT[:INSIDE]         lead a port of this host into the command that runs here
   doctor [--json]               what this host can enforce, what is missing, how to get it
   changes                       changes that were held back or kept of interrupted commands
   apply ID [PATH…]              apply kept changes after you have looked at them
@@ -50,6 +51,10 @@ def dispatch(argv: list[str]) -> int:
             from casemate.cli import kept
 
             return kept.main(argv)
+        if name == "forward":
+            from casemate.cli import forward
+
+            return forward.main(argv[1:])
         if name == "daemon":
             from casemate.cli import daemon
 

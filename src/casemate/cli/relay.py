@@ -136,8 +136,7 @@ class Relay:
         self._interrupted_at = -1.0
         self._to_sandbox = stdin if terminal < 0 else terminal
         self._sources = {stdout: stdout_to, stderr: 2} if terminal < 0 else {terminal: 1}
-        self._also = also[0] if also is not None else -1
-        self._served = also[1] if also is not None else None
+        self._served = dict([also] if also is not None else [])
         self._sinks = {number: Sink(number) for number in sorted({*self._sources.values()})}
         self._pending = b""
         self._last = b"\n"
@@ -148,6 +147,11 @@ class Relay:
         self._progress = 0.0
         self._impatient = False
         self._questions: list[tuple[str, Callable[[str], None]]] = []
+
+    def serve(self, descriptor: int, ready: Callable[[], None]) -> None:
+        """Watch one more descriptor while the loop runs."""
+        self._served[descriptor] = ready
+        self._poll.register(descriptor, select.POLLIN)
 
     def ask(self, text: str, answered: Callable[[str], None]) -> None:
         """Ask whoever sits at the terminal; the next key (or line) is the answer and does not reach the command.
@@ -216,8 +220,8 @@ class Relay:
         poll = self._poll
         poll.register(wake, select.POLLIN)
         poll.register(self.ended, select.POLLIN)
-        if self._served is not None:
-            poll.register(self._also, select.POLLIN)
+        for descriptor in self._served:
+            poll.register(descriptor, select.POLLIN)
         for source in self._sources:
             poll.register(source, select.POLLIN)
         os.set_blocking(self._to_sandbox, False)
@@ -245,8 +249,8 @@ class Relay:
                     self._progress = monotonic()
                 elif descriptor == self._to_sandbox and events & (select.POLLOUT | select.POLLERR):
                     self._flush()  # with a terminal, what there is to read is seen at the next turn
-                elif descriptor == self._also and self._served is not None:
-                    self._served()
+                elif descriptor in self._served:
+                    self._served[descriptor]()
                     if events & (select.POLLHUP | select.POLLERR):
                         _forget(poll, descriptor)
                 elif descriptor in self._sources:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _signal
 import gc
 import os
+from time import monotonic
 
 import msgspec
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from casemate.cli.gate import RunGate
     from casemate.sandbox.inline import InlineRun
     from casemate.sandbox.job import Job
+    from casemate.sandbox.live import LiveSocket
     from casemate.sandbox.locks import WorkspaceLock
     from casemate.sandbox.result import Result
 
@@ -295,7 +297,8 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
             if lock is not None:
                 lock.close()
             raise
-        relay = _relay(run, job, options, gate)
+        beside = _Beside(run, job, gate)
+        relay = _relay(run, job, options, beside)
         gc.enable()
         try:
             for name in _FOR_THE_END:
@@ -305,6 +308,7 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
             run.kill()
             raise
         finally:
+            beside.close()
             relay.close()
             outcome = run.finish(limit=relay.limit, stderr_tail=relay.stderr_tail)
         return outcome
@@ -314,9 +318,42 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
             gate.close()
 
 
-def _relay(run: InlineRun, job: Job, options: Options, gate: RunGate | None) -> Relay:
+class _Beside:
+    """What is done beside the streams while a command runs."""
+
+    def __init__(self, run: InlineRun, job: Job, gate: RunGate | None) -> None:
+        self.gate = gate
+        self._run, self._job = run, job
+        self._live: LiveSocket | None = None
+        self._began = monotonic()
+        self.relay: Relay | None = None
+
+    def tick(self) -> str:
+        """What is due between events; returns a watched limit that is exceeded, or ``""``."""
+        if self._live is None and self.relay is not None and monotonic() - self._began > 0.15:
+            from casemate.sandbox.live import LiveSocket
+
+            try:
+                live = LiveSocket(self._job.places.run, self._job.key, str(os.getpid()), self._run.socket_inside)
+            except OSError:  # no room for it: the command runs without
+                self.relay = None
+            else:
+                self._live = live
+                self.relay.serve(live.fileno(), live.poll)
+        if self.gate is not None:
+            self.gate.tick()
+        return self._run.tick()
+
+    def close(self) -> None:
+        """The command has ended."""
+        if self._live is not None:
+            self._live.close()
+
+
+def _relay(run: InlineRun, job: Job, options: Options, beside: _Beside) -> Relay:
     from casemate.sandbox.denials import TAIL
 
+    gate = beside.gate
     relay = Relay(
         stdin=run.stdin,
         stdout=run.stdout,
@@ -326,7 +363,7 @@ def _relay(run: InlineRun, job: Job, options: Options, gate: RunGate | None) -> 
         ended=run.ended,
         signal=run.signal,
         kill=run.kill,
-        tick=run.tick if gate is None else lambda: gate.tick() or run.tick(),
+        tick=lambda: beside.tick(),
         watched=run.watched or (gate is not None and gate.patient),
         output_limit=job.policy.resources.output,
         timeout=job.policy.resources.timeout,
@@ -334,6 +371,7 @@ def _relay(run: InlineRun, job: Job, options: Options, gate: RunGate | None) -> 
         stdout_to=2 if "json" in options.switches else 1,
         also=None if gate is None else (gate.worker.fileno(), gate.worker.pump),
     )
+    beside.relay = relay
     if gate is not None:
         gate.relay = relay
     return relay

@@ -67,7 +67,7 @@ class Gate:
         self.authority = authority
         self.names = Names()
         self.log = Log()
-        self.inbound = Inbound(self)
+        self.inbound = Inbound(self._ask_for_socket)
         self._approved: set[str] = {*approved}
         self._own = own
         self.decider = Decider(network, own=own, approved=self._approved)
@@ -286,7 +286,7 @@ class Gate:
         if self.log.wants(event):
             self._send({"event": "decision", "id": self.number, "what": msgspec.to_builtins(event)})
 
-    def ask_for_socket(self, request: int) -> None:
+    def _ask_for_socket(self, request: int) -> None:
         """Have a socket made inside the sandbox, for ``inbound``."""
         self._send({"event": "dial", "id": self.number, "request": request})
 

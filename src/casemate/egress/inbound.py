@@ -14,7 +14,7 @@ from casemate.egress.relay import Relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from casemate.egress.gate import Gate
+    from collections.abc import Callable
 
 __all__ = ["Inbound"]
 
@@ -25,29 +25,33 @@ _PATIENCE, _PAUSE = 3.0, 0.05
 
 
 class Inbound:
-    """The published ports of one sandbox."""
+    """The published ports of one sandbox. ``ask(number)`` has a socket made inside, for ``made(number, …)``."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, ask: Callable[[int], None]) -> None:
+        self._ask = ask
         self._loop = asyncio.get_running_loop()
-        self._listeners: list[socket.socket] = []
+        self._listeners: dict[int, socket.socket] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests: dict[int, asyncio.Future[socket.socket]] = {}
         self._count = 0
-        self.ports: set[int] = set()
 
-    def publish(self, listener: socket.socket, inside: int) -> None:
+    def publish(self, key: int, listener: socket.socket, inside: int) -> None:
         """Pass connections that come to a listener on the host to a port inside."""
         listener.setblocking(False)
-        self._listeners.append(listener)
-        self.ports.add(listener.getsockname()[1])
+        self._listeners[key] = listener
         self._loop.add_reader(listener, self._accept, listener, inside)
+
+    def unpublish(self, key: int) -> None:
+        """Take no more connections for one of them; those that are there go on."""
+        listener = self._listeners.pop(key, None)
+        if listener is not None:
+            self._loop.remove_reader(listener)
+            listener.close()
 
     def close(self) -> None:
         """Stop."""
-        for listener in self._listeners:
-            self._loop.remove_reader(listener)
-            listener.close()
+        for key in [*self._listeners]:
+            self.unpublish(key)
         for task in [*self._tasks]:
             task.cancel()
 
@@ -94,7 +98,7 @@ class Inbound:
         waiting: asyncio.Future[socket.socket] = self._loop.create_future()
         self._requests[number] = waiting
         try:
-            self._gate.ask_for_socket(number)
+            self._ask(number)
             async with asyncio.timeout(_SECONDS):
                 return await waiting
         finally:

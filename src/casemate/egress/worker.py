@@ -166,8 +166,11 @@ class _Worker:
             gate.inbound.made(_whole(message["request"]), handles[0] if handles else -1)
             return bool(handles)
         elif operation == "publish":
-            gate.inbound.publish(socket.socket(fileno=handles[0]), _whole(message["inside"]))
+            key, inside = _whole(message["key"]), _whole(message["inside"])
+            gate.inbound.publish(key, socket.socket(fileno=handles[0]), inside)
             return True
+        elif operation == "unpublish":
+            gate.inbound.unpublish(_whole(message["key"]))
         elif operation == "remove":
             task = asyncio.get_running_loop().create_task(self._remove(number, gate))
             self._ending.add(task)

@@ -187,49 +187,55 @@ class Command:
 class Begun:
     """A command under way: its number, the future of its end, its terminal's ends, its share in a gate."""
 
-    __slots__ = ("ended", "number", "share", "terminals")
+    __slots__ = ("_keeper", "_tasks", "ended", "number", "share", "terminals")
 
-    def __init__(self, started: Started, share: CommandNetwork | None) -> None:
+    def __init__(self, keeper: KeeperClient) -> None:
+        self._keeper = keeper
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.number = -1
+        self.ended: asyncio.Future[tuple[dict[str, object], list[int]]]
+        self.terminals: list[int] = []
+        self.share: CommandNetwork | None = None
+
+    def started(self, started: Started) -> Begun:
+        """It runs."""
         self.number, self.ended, self.terminals = started.number, started.ended, started.terminals
-        self.share = share
+        if self.share is not None and started.capture is not None:
+            self.share.begin(started.capture)
+        return self
+
+    def dial(self, made: Callable[[int], None]) -> None:
+        """Call ``made`` with a TCP socket inside the sandbox, or with -1."""
+        task = asyncio.get_running_loop().create_task(self._dial(made))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _dial(self, made: Callable[[int], None]) -> None:
+        try:
+            made(await self._keeper.socket_inside(self.number))
+        except CasemateError:
+            made(-1)
 
 
 async def begin(keeper: KeeperClient, job: Job, streams: list[int], review: Reviewer | None) -> Begun:
     """Start a command, and the gate that its policy asks for. Raises what kept it from starting."""
     plan, network = job.plan, job.policy.network
     assert plan is not None  # noqa: S101
+    begun = Begun(keeper)
     if not wants_gate(network):
-        return Begun(await keeper.start(plan, job.late, streams, job.note()), None)
+        return begun.started(await keeper.start(plan, job.late, streams, job.note()))
     from casemate.sandbox.published import Published
     from casemate.sandbox.review import Saved
-
-    loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] = set()
-    number = -1
-
-    async def socket_inside(made: Callable[[int], None]) -> None:
-        try:
-            made(await keeper.socket_inside(number))
-        except CasemateError:
-            made(-1)
-
-    def dial(made: Callable[[int], None]) -> None:
-        task = loop.create_task(socket_inside(made))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
 
     secrets = secrets_of(network, job.request.environ)
     published = Published(network.publish)
     share: CommandNetwork | None = None
     try:
-        share = await gates.gates().open(network, secrets, dial, review, Saved(job.saved_hosts))
+        saved = Saved(job.saved_hosts)
+        share = begun.share = await gates.gates().open(network, secrets, begun.dial, review, saved)
         share.prepare(job.late)
         published.hand_over(share)
-        started = await keeper.start(plan, job.late, streams, job.note())
-        number = started.number
-        if started.capture is not None:
-            share.begin(started.capture)
-        return Begun(started, share)
+        return begun.started(await keeper.start(plan, job.late, streams, job.note()))
     except BaseException:
         if share is not None:
             share.ask_end()

@@ -180,6 +180,7 @@ class CommandNetwork:
         self._events: list[dict[str, object]] = []
         self._totals: dict[str, int] = {}
         self._added = self._removed = False
+        self._published = 0
         self._certificate = ""
         self._placeholders: dict[str, str] = {}
         self._mechanism = ""
@@ -235,9 +236,17 @@ class CommandNetwork:
             for descriptor in given:
                 os.close(descriptor)
 
-    def publish(self, listener: int, inside: int) -> None:
-        """Lead connections that come to a listener on the host to a port inside."""
-        self._worker.say({"op": "publish", "id": self._number, "inside": inside}, [listener])
+    def publish(self, listener: int, inside: int) -> Callable[[], None]:
+        """Lead connections that come to a listener on the host to a port inside; returns what ends that."""
+        self._published += 1
+        key = self._published
+        self._worker.say({"op": "publish", "id": self._number, "key": key, "inside": inside}, [listener])
+
+        def undo() -> None:
+            with suppress(SandboxError):
+                self._worker.say({"op": "unpublish", "id": self._number, "key": key})
+
+        return undo
 
     def update(self, network: Network) -> None:
         """Change the policy of the running command; connections it does not allow any more are cut."""

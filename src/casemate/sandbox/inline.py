@@ -93,7 +93,7 @@ class InlineRun:
             secrets = secrets_of(job.policy.network, job.request.environ)
             saved = Saved(job.saved_hosts)
             self.network = self._worker.open(
-                job.policy.network, secrets, self._socket_inside, self._review, saved
+                job.policy.network, secrets, self.socket_inside, self._review, saved
             )
             self.network.prepare(job.late)
             if job.policy.network.publish:
@@ -124,11 +124,12 @@ class InlineRun:
             scratch = -1 if job.plan.spec.scratch_image else site.scratch
             self._watch = Watch(job.plan.watch, tops, self._running.pid, scratch)
 
-    def _socket_inside(self, made: Callable[[int], None]) -> None:
+    def socket_inside(self, made: Callable[[int], None]) -> None:
+        """Call ``made`` with a TCP socket inside the sandbox, or with -1."""
         descriptor = -1
         with suppress(SandboxError):
-            if self._site is not None:
-                descriptor = self._launcher.socket_inside(self._site)
+            if self._running is not None:
+                descriptor = self._launcher.socket_inside(self._running)
         made(descriptor)
 
     @property

@@ -51,6 +51,11 @@ class Published:
                 ) from error
             self._listeners.append((endpoint.detach(), inside))
 
+    @property
+    def descriptors(self) -> list[int]:
+        """The listeners, for whoever serves them; ``close`` lets the ones here go."""
+        return [descriptor for descriptor, _ in self._listeners]
+
     def hand_over(self, share: CommandNetwork) -> None:
         """Give them to the gate that serves the command."""
         for descriptor, inside in self._listeners:

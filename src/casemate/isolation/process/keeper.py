@@ -206,7 +206,7 @@ class Keeper:
         run = self._runs.get(_integer(message, "of"))
         if run is None or run.running is None:
             raise SandboxError("the command has ended", code="inside-unreachable")
-        made = self._launcher.socket_inside(run.site)
+        made = self._launcher.socket_inside(run.running)
         self._tell({"event": "inside", "id": message.get("id")}, [made])
         os.close(made)
 

@@ -347,13 +347,19 @@ class Launcher:
             outcome.events = running.site.group.events(failed=outcome.status != 0)
         return outcome
 
-    def socket_inside(self, site: Site) -> int:
+    def socket_inside(self, running: Running) -> int:
         """A TCP socket inside a running sandbox, not connected yet. Raises SandboxError.
 
-        Only where the specification has a gate: nothing else of a sandbox can be reached.
+        ``Preconditions:`` it has spawned its command, so that it is in a network of its own if it has one.
         """
+        site = running.site
         if site.network < 0:
-            raise SandboxError("nothing inside this sandbox can be reached", code="inside-unreachable")
+            try:
+                site.network = namespaces.network_of(running.pid)
+            except OSError as error:
+                raise SandboxError(
+                    f"nothing inside this sandbox can be reached: {error}", code="inside-unreachable"
+                ) from error
         return self._porter.socket(site.network)
 
     def keep(self, site: Site, note: str) -> None:
