@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import string
 import tracemalloc
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -129,6 +130,10 @@ def check_dns(data: bytes) -> None:
 
 def check_hello(data: bytes) -> None:
     """A stream is refused, is asked to go on, or has a ClientHello whose name is a host."""
+    assert clienthello.asks_again(data) in (True, False, None)
+    with suppress(clienthello.HelloError):
+        second = clienthello.parse(data, again=True)
+        assert isinstance(second, clienthello.Hello) or second.needed > len(data)
     try:
         found = clienthello.parse(data)
     except clienthello.HelloError:
@@ -208,6 +213,7 @@ def test_any_bytes(data: bytes) -> None:
     check_dns(data)
     check_hello(data)
     check_hello(wire.records(data))
+    check_hello(wire.records(data, 40, kind=23) + HELLOS[-1])
     check_hello(wire.records(wire.message(data)))
     check_socks(data)
     check_socks(b"\5\1\0" + data)

@@ -8,6 +8,10 @@ many bytes there must be before another look is worth it.
 Encrypted ClientHello: browsers always send that extension, mostly with rubbish in it so that it says nothing.
 Then ``server_name`` is the real one. When it is in use, ``server_name`` is the outer name, and whether it is
 one or the other cannot be told from outside.
+
+A server may ask for a second ClientHello (HelloRetryRequest, when it wants another key share), and servers go
+by the name in the second one. So the gate relays the first and nothing more, looks at the beginning of the
+server's answer (``asks_again``), and reads the second as it did the first (``parse(..., again=True)``).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from casemate.policy import hosts
 
 __all__ = [
     "ACCESS_DENIED", "FATAL", "MAX_HELLO", "MAX_RECORDS", "UNRECOGNIZED_NAME", "Hello", "HelloError",
-    "Incomplete", "Reader", "alert", "looks_like_tls", "parse",
+    "Incomplete", "Reader", "alert", "asks_again", "looks_like_tls", "parse",
 ]  # fmt: skip
 
 #: Bytes of the message, its header included. With post-quantum keys and tickets real ones reach a few
@@ -43,6 +47,10 @@ _HANDSHAKE = 22
 _CLIENT_HELLO = b"\1"
 _CONTENT = range(20, 25)  # change_cipher_spec .. heartbeat
 _SERVER_NAME, _ALPN, _VERSIONS = 0, 16, 43
+_CHANGE_CIPHER = 20
+_MAX_EARLY = 32 << 10  # of early data between the two messages; most servers permit half of it
+# The random of a ServerHello that is none (RFC 8446, 4.1.3): the SHA-256 of "HelloRetryRequest".
+_RETRY = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
 _ENCRYPTED = {0xFE0D, 0xFFCE, *range(0xFE08, 0xFE0D)}  # ECH; ESNI and drafts before it
 
 
@@ -86,10 +94,31 @@ def looks_like_tls(first_bytes: bytes) -> bool:
     return _may_be_sslv2(first_bytes)
 
 
-def parse(data: bytes) -> Hello | Incomplete:
-    """Read the beginning of a stream. Raises HelloError once it cannot become a ClientHello any more."""
+def asks_again(answer: bytes) -> bool | None:
+    """Whether a server whose answer begins like this wants a second ClientHello.
+
+    None as long as that cannot be said: 43 bytes are always enough, and all but such an answer need fewer.
+    """
+    if answer[:1] not in (b"", b"\x16") or answer[5:6] not in (b"", b"\2"):
+        return False
+    random = answer[11 : 11 + len(_RETRY)]
+    if not _RETRY.startswith(random):
+        return False
+    return True if len(random) == len(_RETRY) else None
+
+
+def parse(data: bytes, *, again: bool = False) -> Hello | Incomplete:
+    """Read the beginning of a stream. Raises HelloError once it cannot become a ClientHello any more.
+
+    With ``again`` it is what follows a first ClientHello that the server was not content with: early data and
+    one change_cipher_spec may come before, and count into ``size``.
+    """
     message = b""
     at = wanted = records = 0
+    if again:
+        at = _behind_early_data(data)
+        if at > len(data):
+            return Incomplete(at)
     while not wanted or len(message) < wanted:
         head = data[at : at + _HEADER]
         if len(head) < _HEADER:
@@ -149,6 +178,28 @@ class Reader:
 def alert(level: int, description: int) -> bytes:
     """The record that ends a handshake before it began, such as ``alert(FATAL, ACCESS_DENIED)``."""
     return bytes((21, 3, 3, 0, 2, level, description))
+
+
+def _behind_early_data(data: bytes) -> int:
+    """Where the second ClientHello begins, or how many bytes are needed to say so."""
+    at = changes = 0
+    while data[at : at + 1] in (b"\x14", b"\x17"):
+        head = data[at : at + _HEADER]
+        if len(head) < _HEADER:
+            return at + _HEADER
+        if head[1] != 3:
+            raise HelloError("tls-version", "a TLS record has an unknown version")
+        length = head[3] << 8 | head[4]
+        if head[0] == _CHANGE_CIPHER:
+            changes += 1
+            if length != 1 or changes > 1:
+                raise HelloError("tls-early", "something odd stands before a second ClientHello")
+        at += _HEADER + length
+        if at > _MAX_EARLY:
+            raise HelloError("tls-early", "much early data stands before a second ClientHello")
+        if at > len(data):
+            break
+    return at
 
 
 def _may_be_sslv2(head: bytes) -> bool:

@@ -287,3 +287,63 @@ def test_a_later_record_is_judged_by_its_whole_header() -> None:
 def test_looks_like_tls(first: bytes, tls: bool) -> None:
     """Every way that a server might take for a beginning of TLS counts, and other protocols do not."""
     assert clienthello.looks_like_tls(first) is tls
+
+
+# What a server of OpenSSL 3.0 answered to a hello without a key share that it takes.
+RETRY = bytes.fromhex(
+    "1603030058 02000054 0303 cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c 20"
+    + "00" * 32
+    + "130200000c002b00020304003300020018 140303000101"
+)
+CHANGE = bytes.fromhex("140303000101")
+EARLY = bytes.fromhex("1703030020") + bytes(32)
+
+
+@pytest.mark.parametrize(
+    ("answer", "again"),
+    [
+        (b"", None), (RETRY, True), (RETRY[:43], True), (RETRY[:42], None), (RETRY[:11], None),
+        (b"\x16", None),
+        (RETRY[:11] + b"\xcf\x22", False), (RETRY[:42] + b"\0", False),
+        (b"\x16\3\3\0\x7a\2\0\0\x76\3\3\xa8", False),
+        (clienthello.alert(2, 49), False), (b"\x16\3\3\0\x58\x0b", False), (b"HTTP/1.1 400", False),
+        (b"\x17", False),
+    ],
+)  # fmt: skip
+def test_a_server_that_asks_again_is_noticed(answer: bytes, again: bool | None) -> None:
+    """By the random that stands for a HelloRetryRequest; each other answer is told from it at once."""
+    assert clienthello.asks_again(answer) is again
+
+
+@pytest.mark.parametrize("before", [b"", CHANGE, EARLY, CHANGE + EARLY * 3, EARLY + CHANGE])
+def test_a_second_hello_is_read_behind_early_data(before: bytes) -> None:
+    """Servers go by the name in the second one: it is found behind what may stand before it, in any pieces."""
+    second = wire.records(wire.message(wire.body(wire.sni("other.example"))), 20)
+    data = before + second
+    expected = Hello("other.example", (), (TLS12,), has_ech=False, size=len(data))
+    assert parse(data + b"more", again=True) == expected
+    for end in range(len(data)):
+        found = parse(data[:end], again=True)
+        assert isinstance(found, Incomplete)
+        assert end < found.needed <= len(data)
+    if before:
+        assert code(data) == "tls-record-type", "control: nothing may stand before the first one"
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (CHANGE * 2, "tls-early"),
+        (b"\x14\3\3\0\2\1\1", "tls-early"),
+        (b"\x14\3\3\0\0", "tls-early"),
+        (EARLY * 2000, "tls-early"),
+        ((b"\x17\3\3\xff\xff"), "tls-early"),
+        (b"\x17\2\3\0\1x", "tls-version"),
+        (clienthello.alert(1, 0), "tls-record-type"),
+    ],
+)
+def test_what_may_not_stand_before_a_second_hello(before: bytes, expected: str) -> None:
+    """Early data within bounds and one change of ciphers; nothing else."""
+    with pytest.raises(HelloError) as caught:
+        parse(before + GOOD, again=True)
+    assert caught.value.code == expected
