@@ -317,7 +317,7 @@ def test_a_server_that_asks_again_is_noticed(answer: bytes, again: bool | None) 
 
 @pytest.mark.parametrize("before", [b"", CHANGE, EARLY, CHANGE + EARLY * 3, EARLY + CHANGE])
 def test_a_second_hello_is_read_behind_early_data(before: bytes) -> None:
-    """Servers go by the name in the second one: it is found behind what may stand before it, in any pieces."""
+    """Servers go by the name in the second one: it is found behind whatever precedes it, in any pieces."""
     second = wire.records(wire.message(wire.body(wire.sni("other.example"))), 20)
     data = before + second
     expected = Hello("other.example", (), (TLS12,), has_ech=False, size=len(data))
