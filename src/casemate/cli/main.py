@@ -15,6 +15,7 @@ EXIT = {"usage": 2, "limit": 123, "timeout": 124, "failed": 125, "refused": 126,
 USAGE = """usage: casemate COMMAND [OPTION…]
 
   run [OPTION…] -- CMD [ARG…]   run a command behind the boundary (`casemate run --help`)
+  learn [OPTION…] -- CMD        run it with an open network in a view; print the policy it needed
   forward PORT[:INSIDE]         lead a port of this host into the command that runs here
   doctor [--json]               what this host can enforce, what is missing, how to get it
   changes                       changes that were held back or kept of interrupted commands
@@ -51,6 +52,10 @@ def dispatch(argv: list[str]) -> int:
             from casemate.cli import kept
 
             return kept.main(argv)
+        if name == "learn":
+            from casemate.cli import learn
+
+            return learn.main(argv[1:])
         if name == "forward":
             from casemate.cli import forward
 

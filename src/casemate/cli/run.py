@@ -33,6 +33,7 @@ __all__ = [
     "Conclusion",
     "Options",
     "conclude",
+    "execute",
     "finish",
     "interrupted",
     "main",
@@ -204,7 +205,7 @@ def main(argv: list[str]) -> int:
     try:
         cwd = _cwd()
         report = open_report(options, cwd)
-        end = conclude(options, _run(options, cwd))
+        end = conclude(options, execute(options, cwd))
     except CasemateError as error:
         end = conclude(options, error)
     except OSError as error:
@@ -246,7 +247,8 @@ def finish(end: Conclusion, report: ReportFile | None) -> int:
     return code
 
 
-def _run(options: Options, cwd: str) -> Result:
+def execute(options: Options, cwd: str) -> Result:
+    """Run the command of ``options`` as its caller, who is in ``cwd``. Raises what kept it from running."""
     environ = dict(os.environ)
     terminal = os.isatty(0) and os.isatty(1)
     umask = os.umask(0o022)

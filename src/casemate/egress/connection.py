@@ -22,7 +22,7 @@ from casemate.egress.relay import Relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from casemate.egress.clienthello import Hello
     from casemate.egress.decide import Decider, Decision
@@ -196,7 +196,7 @@ class Connection:
                 self.tls = True
                 await self._intercept(hello)
             else:
-                await self._relay()
+                await self._relay_tls(hello)
         elif self.protocol == "http":
             if data.startswith(b"PRI "):
                 raise Refused("http2-plain", "HTTP/2 without TLS is not spoken here")
@@ -206,15 +206,15 @@ class Connection:
         elif self.port == 80 and data:
             raise Refused("not-http", "what is sent to port 80 has to be HTTP; write tcp:// in the rule for else")
         else:
-            await self._relay(watch=not data)
+            await self._relay(before=None if data else self._late_words)
 
-    async def _hello(self) -> Hello:
-        """The whole ClientHello, still unread."""
+    async def _hello(self, *, again: bool = False) -> Hello:
+        """The whole ClientHello, still unread; ``again`` for a second one."""
         least = 1
         async with asyncio.timeout(HELLO_SECONDS):
             while True:
                 data = await peek(self.endpoint, least)
-                found = clienthello.parse(data)
+                found = clienthello.parse(data, again=again)
                 if not isinstance(found, clienthello.Incomplete):
                     return found
                 if len(data) < least:
@@ -232,12 +232,35 @@ class Connection:
         if denied.reason == "denied":
             raise Refused("denied", f"{name} is denied", rule=denied.rule)
 
-    async def _relay(self, *, watch: bool = False) -> None:
+    async def _relay_tls(self, hello: Hello) -> None:
+        """Relay TLS that is not looked into. A server may ask for a second hello (RFC 8446, 4.1.4), and some go
+        by the name in that one: it is checked like the first.
+        """
+        if self._upstream is None:
+            self._upstream = await self._dial()
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(HELLO_SECONDS):
+            first = self.endpoint.recv(hello.size)
+            await loop.sock_sendall(self._upstream, first)
+            self.sent += len(first)
+            data, again = b"", None
+            while again is None:
+                more = await peek(self._upstream, len(data) + 1)
+                if len(more) <= len(data):
+                    break  # the server has ended: what it said goes to the client as it is
+                data = more
+                again = clienthello.asks_again(data)
+        await self._relay(before=self._second_hello if again else None)
+
+    async def _second_hello(self) -> None:
+        self._check_hello(await self._hello(again=True))
+
+    async def _relay(self, *, before: Callable[[], Awaitable[None]] | None = None) -> None:
         if self._upstream is None:
             self._upstream = await self._dial()
         relay = Relay(self.endpoint, self._upstream)
         try:
-            await relay.run(before=self._late_words if watch else None)
+            await relay.run(before)
         finally:
             self.sent += relay.up
             self.received += relay.down

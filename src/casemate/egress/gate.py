@@ -11,6 +11,7 @@ import struct
 import time
 from contextlib import suppress
 
+from casemate.egress.agent import AgentFilter
 from casemate.egress.answers import Answers
 from casemate.egress.connection import Connection
 from casemate.egress.decide import Decider
@@ -68,6 +69,8 @@ class Gate:
         self.names = Names()
         self.log = Log()
         self.inbound = Inbound(self._ask_for_socket)
+        self._agent: AgentFilter | None = None
+        self._agents: dict[int, asyncio.Future[socket.socket]] = {}
         self._approved: set[str] = {*approved}
         self._own = own
         self.decider = Decider(network, own=own, approved=self._approved)
@@ -97,6 +100,8 @@ class Gate:
         if self._answers is not None:
             self._answers.close()
         self.inbound.close()
+        if self._agent is not None:
+            self._agent.close()
         for task in [*self._connections]:
             task.cancel()
         for question in self._questions.values():
@@ -285,6 +290,31 @@ class Gate:
 
         if self.log.wants(event):
             self._send({"event": "decision", "id": self.number, "what": msgspec.to_builtins(event)})
+
+    # -- the ssh agent ---------------------------------------------------------------------------------
+
+    def serve_agent(self, listener: socket.socket) -> None:
+        """Serve the sandbox's end of an ssh agent."""
+        self._agent = AgentFilter(listener, self._connect_agent, self.tell)
+
+    async def _connect_agent(self) -> socket.socket:
+        number = len(self._agents) + 1
+        waiting: asyncio.Future[socket.socket] = self._loop.create_future()
+        self._agents[number] = waiting
+        self._send({"event": "agent", "id": self.number, "request": number})
+        async with asyncio.timeout(_DIAL_SECONDS):
+            return await waiting
+
+    def agent_connected(self, request: int, descriptor: int) -> None:
+        """A connection to the agent, or -1."""
+        waiting = self._agents.get(request)
+        if waiting is None or waiting.done():
+            if descriptor >= 0:
+                socket.socket(fileno=descriptor).close()
+        elif descriptor < 0:
+            waiting.set_exception(ConnectionRefusedError(111, "the ssh agent cannot be reached"))
+        else:
+            waiting.set_result(socket.socket(fileno=descriptor))
 
     def _ask_for_socket(self, request: int) -> None:
         """Have a socket made inside the sandbox, for ``inbound``."""

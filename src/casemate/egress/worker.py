@@ -162,6 +162,12 @@ class _Worker:
             gate.answer(
                 str(message["host"]), _whole(message["port"]), allow=message["allow"] is True, scope=str(message["scope"])
             )
+        elif operation == "agent":
+            gate.serve_agent(socket.socket(fileno=handles[0]))
+            return True
+        elif operation == "agent-connected":
+            gate.agent_connected(_whole(message["request"]), handles[0] if handles else -1)
+            return bool(handles)
         elif operation == "dialled":
             gate.inbound.made(_whole(message["request"]), handles[0] if handles else -1)
             return bool(handles)

@@ -17,7 +17,7 @@ from casemate.sandbox.result import Applied, Result
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from casemate.sandbox.gate import CommandNetwork, Reviewer
     from casemate.sandbox.job import Job
@@ -197,11 +197,11 @@ class Begun:
         self.terminals: list[int] = []
         self.share: CommandNetwork | None = None
 
-    def started(self, started: Started) -> Begun:
+    def started(self, started: Started, environ: Mapping[str, str]) -> Begun:
         """It runs."""
         self.number, self.ended, self.terminals = started.number, started.ended, started.terminals
         if self.share is not None and started.capture is not None:
-            self.share.begin(started.capture)
+            self.share.begin(started.capture, started.listener, environ)
         return self
 
     def dial(self, made: Callable[[int], None]) -> None:
@@ -223,7 +223,7 @@ async def begin(keeper: KeeperClient, job: Job, streams: list[int], review: Revi
     assert plan is not None  # noqa: S101
     begun = Begun(keeper)
     if not wants_gate(network):
-        return begun.started(await keeper.start(plan, job.late, streams, job.note()))
+        return begun.started(await keeper.start(plan, job.late, streams, job.note()), job.request.environ)
     from casemate.sandbox.published import Published
     from casemate.sandbox.review import Saved
 
@@ -235,7 +235,7 @@ async def begin(keeper: KeeperClient, job: Job, streams: list[int], review: Revi
         share = begun.share = await gates.gates().open(network, secrets, begun.dial, review, saved)
         share.prepare(job.late)
         published.hand_over(share)
-        return begun.started(await keeper.start(plan, job.late, streams, job.note()))
+        return begun.started(await keeper.start(plan, job.late, streams, job.note()), job.request.environ)
     except BaseException:
         if share is not None:
             share.ask_end()

@@ -52,6 +52,7 @@ TRUST_VARIABLES = (
     "CARGO_HTTP_CAINFO", "NPM_CONFIG_CAFILE", "AWS_CA_BUNDLE", "NIX_SSL_CERT_FILE", "DENO_CERT", "BUNDLE_SSL_CA_CERT",
 )  # fmt: skip
 _BUNDLE = ".casemate/ca-bundle.pem"
+_AGENT = ".casemate/ssh-agent"
 
 
 class GateWorker:
@@ -181,6 +182,7 @@ class CommandNetwork:
         self._totals: dict[str, int] = {}
         self._added = self._removed = False
         self._published = 0
+        self._agent = ""
         self._certificate = ""
         self._placeholders: dict[str, str] = {}
         self._mechanism = ""
@@ -214,6 +216,9 @@ class CommandNetwork:
 
         Raises SandboxError if the gate cannot do what the policy asks of it.
         """
+        if self._network.ssh_agent:
+            late.listener = _AGENT
+            late.env = {**late.env, "SSH_AUTH_SOCK": f"{late.env.get('HOME', '/home/sandbox')}/{_AGENT}"}
         if not self._authority:
             return
         if not self._worker.wait(lambda: self.ready) or self._failed:
@@ -226,8 +231,14 @@ class CommandNetwork:
         place = f"{late.env.get('HOME', '/home/sandbox')}/{_BUNDLE}"
         late.env = {**late.env, **dict.fromkeys(TRUST_VARIABLES, place), **self._placeholders}
 
-    def begin(self, capture: Capture) -> None:
-        """Hand the sandbox's listeners over; the command may connect from now on."""
+    def begin(self, capture: Capture, listener: int = -1, environ: Mapping[str, str] | None = None) -> None:
+        """Hand the sandbox's listeners over; the command may connect from now on.
+
+        ``listener`` is the sandbox's end of the ssh agent that ``environ``, the caller's, names.
+        """
+        if listener >= 0:
+            self.serve_agent(listener, (environ or {}).get("SSH_AUTH_SOCK", ""))
+            os.close(listener)
         self._mechanism = capture.mechanism
         given = capture.give_listeners()
         try:
@@ -263,6 +274,8 @@ class CommandNetwork:
             self._ask(message)
         elif event == "dial":
             self._make_socket(message)
+        elif event == "agent":
+            self._connect_agent(message)
         elif event == "added":
             self._added = True
             self._certificate = str(message.get("certificate") or "")
@@ -296,6 +309,32 @@ class CommandNetwork:
             reply(False, "once")
         else:
             self._review(question, reply)
+
+    def serve_agent(self, listener: int, path: str) -> None:
+        """Serve a unix listener of the sandbox by the ssh agent at ``path``, through the worker's filter."""
+        self._agent = path
+        self._worker.say({"op": "agent", "id": self._number}, [listener])
+
+    def _connect_agent(self, message: dict[str, object]) -> None:
+        handles: list[int] = []
+        with suppress(OSError):
+            endpoint = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+            handles.append(endpoint.detach())
+            agent = _socket.socket(fileno=os.dup(handles[0]))
+            try:
+                agent.connect(self._agent)
+            except OSError:
+                os.close(handles.pop())
+                raise
+            finally:
+                agent.close()
+        try:
+            answer = {"op": "agent-connected", "id": self._number, "request": message.get("request")}
+            with suppress(SandboxError):
+                self._worker.say(answer, handles)
+        finally:
+            for handle in handles:
+                os.close(handle)
 
     def _make_socket(self, message: dict[str, object]) -> None:
         request = message.get("request")

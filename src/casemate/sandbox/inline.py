@@ -118,7 +118,8 @@ class InlineRun:
         if terminals:
             self.terminal, self.slave = terminals
         if self.network is not None and site.capture is not None:
-            self.network.begin(site.capture)
+            self.network.begin(site.capture, site.listener, job.request.environ)
+            site.listener = -1
         if job.plan.watch:
             tops = [site.directory] if job.plan.spec.tops_on_disk and site.tops else []
             scratch = -1 if job.plan.spec.scratch_image else site.scratch

@@ -70,10 +70,10 @@ def _numbers(value: object) -> dict[str, float]:
 
 class Started:
     """A command that has been started: its number, the future of its end, the pty's ends if it has one, and the
-    listeners of its network if a gate is to serve it.
+    listeners of its network if a gate is to serve it, and the one of ``late.listener`` or -1.
     """
 
-    __slots__ = ("capture", "ended", "number", "terminals")
+    __slots__ = ("capture", "ended", "listener", "number", "terminals")
 
     def __init__(
         self,
@@ -81,11 +81,13 @@ class Started:
         ended: asyncio.Future[tuple[dict[str, object], list[int]]],
         terminals: list[int],
         capture: Capture | None,
+        listener: int,
     ) -> None:
         self.number = number
         self.ended = ended
         self.terminals = terminals
         self.capture = capture
+        self.listener = listener
 
 
 class KeeperClient:
@@ -256,13 +258,14 @@ class KeeperClient:
             self._waiting.pop(number, None)
             raise
         if not late.tty and plan.spec.capture is None:
-            return Started(number, future, [], None)
+            return Started(number, future, [], None, -1)
         message, handles = await future
         count = message.get("terminals")
         terminals = handles[: count if isinstance(count, int) else 0]
         rest = handles[len(terminals) :]
+        listener = rest.pop() if message.get("listener") is True else -1
         capture = Capture(rest[1:], rest[0], -1, str(message.get("capture"))) if rest else None
-        return Started(number, self.expect(number), terminals, capture)
+        return Started(number, self.expect(number), terminals, capture, listener)
 
     async def socket_inside(self, number: int) -> int:
         """A TCP socket inside a running command's sandbox, not connected. Raises SandboxError."""

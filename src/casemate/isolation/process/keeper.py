@@ -243,9 +243,13 @@ class Keeper:
         terminals = len(extra)
         if site.capture is not None:
             extra += site.capture.give_listeners()
+        if site.listener >= 0:
+            extra.append(site.listener)
+            site.listener = -1
         if extra:
             mechanism = site.capture.mechanism if site.capture is not None else ""
-            self._tell({"event": "started", "id": number, "terminals": terminals, "capture": mechanism}, extra)
+            self._tell({"event": "started", "id": number, "terminals": terminals, "capture": mechanism,
+                        "listener": bool(late.listener)}, extra)  # fmt: skip
             for descriptor in extra:
                 os.close(descriptor)
         if key in self._pools:

@@ -203,6 +203,8 @@ class Launcher:
         self._give_streams(site, stdio)
         if late.files:
             self._maker.write_late(site, late.files)
+        if late.listener:
+            site.listener = self._maker.listen(site, late.listener)
         return terminals
 
     def _open_terminal(self, site: Site, late: Late) -> list[int]:
@@ -407,12 +409,13 @@ class Launcher:
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
-        if site.network >= 0:
-            os.close(site.network)
+        for descriptor in (site.network, site.listener):
+            if descriptor >= 0:
+                os.close(descriptor)
         if site.capture is not None:
             site.capture.close()
             site.capture = None
-        site.scratch = site.pts = site.network = -1
+        site.scratch = site.pts = site.network = site.listener = -1
         site.parts, site.tops, site.joined, site.lingering = [], [], [], []
         if site.ruleset is not None:
             site.ruleset.close()

@@ -48,6 +48,7 @@ class Site:
         "joined",
         "kept",
         "lingering",
+        "listener",
         "network",
         "parts",
         "pid",
@@ -77,6 +78,7 @@ class Site:
         self.joined: list[tuple[int, int]] = []  # namespaces made ahead: descriptor, kind
         self.lingering: list[int] = []
         self.capture: Capture | None = None  # the gate's listeners inside
+        self.listener = -1  # a unix socket inside, for whoever serves it
         self.network = -1  # its network namespace, where something may have to be reached in it
         self.ruleset: Ruleset | None = None
         self.filter: PreparedFilter | None = None
@@ -202,6 +204,19 @@ class SiteMaker:
         finally:
             ours.close()
             theirs.close()
+
+    def listen(self, site: Site, path: str) -> int:
+        """A unix socket that listens below HOME, the sandbox's own; the descriptor is the caller's to serve."""
+        self._make_directories(site, os.path.dirname(f"home/{path}"))
+        endpoint = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        try:
+            endpoint.bind(f"/proc/self/fd/{site.scratch}/home/{path}")
+            self._give(site, f"home/{path}")
+            endpoint.listen(16)
+        except BaseException:
+            endpoint.close()
+            raise
+        return endpoint.detach()
 
     def write_late(self, site: Site, files: dict[str, str]) -> None:
         """Put files below HOME of a sandbox that may be sealed already, in which no command runs yet."""

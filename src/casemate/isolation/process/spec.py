@@ -201,10 +201,11 @@ class Late:
 
     ``pts`` is the path inside of the command's own terminal; the launcher fills it in when ``tty`` is set.
     ``window`` is that terminal's size from the start: rows, columns, both in pixels; or empty. ``files`` are
-    put below HOME before it starts: path and content.
+    put below HOME before it starts: path and content. ``listener`` is a path below HOME where a unix socket is
+    to listen that the launcher's caller serves, or ``""``.
     """
 
-    __slots__ = ("argv", "cwd", "env", "files", "pts", "tty", "umask", "window")
+    __slots__ = ("argv", "cwd", "env", "files", "listener", "pts", "tty", "umask", "window")
 
     def __init__(
         self,
@@ -216,6 +217,7 @@ class Late:
         umask: int = 0o022,
         window: tuple[int, ...] = (),
         files: dict[str, str] | None = None,
+        listener: str = "",
     ) -> None:
         self.argv = argv
         self.env = env
@@ -225,6 +227,7 @@ class Late:
         self.umask = umask & 0o777
         self.window = window
         self.files = files or {}
+        self.listener = listener
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
@@ -245,12 +248,13 @@ class Late:
         if window and (len(window) != 4 or not all(0 <= value < 1 << 16 for value in window)):
             raise _bad("window")
         files = {_text(path): _text(content) for path, content in _mapping(fields["files"]).items()}
-        return cls(argv, env, cwd, _flag(fields["tty"]), pts, _number(fields["umask"]), window, files)
+        listener = _text(fields["listener"])
+        return cls(argv, env, cwd, _flag(fields["tty"]), pts, _number(fields["umask"]), window, files, listener)
 
     def as_words(self) -> list[str]:
         """The form in which a launcher hands it to its own child: no decoder to load at every start.
 
-        The terminal's size and the files are the launcher's business alone, and are left out.
+        The terminal's size, the files and the listener are the launcher's business alone, and are left out.
         """
         head = ["tty" if self.tty else "", str(self.umask), self.cwd, self.pts, str(len(self.argv))]
         return [*head, *self.argv, *(word for pair in self.env.items() for word in pair)]
