@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from casemate.egress.decide import Decider
 from casemate.errors import PolicyError
-from casemate.policy import merge, presets, trust
+from casemate.policy import merge, presets, rules, trust
 from casemate.policy.load import load
-from casemate.policy.model import PRESETS, FlagLayer, Policy
+from casemate.policy.model import PRESETS, Credential, FlagLayer, Policy
 from casemate.policy.source import Layer, Source
 from casemate.settings import Places
 
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
 _PATHS = ("/srv", "/srv/a", "/srv/a/b", "/srv/c", "/data", "/data/x")
 _names = st.lists(st.sampled_from(_PATHS), max_size=3).map(tuple)
 _size = st.one_of(st.none(), st.integers(1, 1 << 40))
+_ALLOW = ("a.org", "*.a.org", "b.a.org:22", "https://c.org", "10.0.0.0/8:5432", "8.8.8.8",
+          "host.casemate.internal:80")  # fmt: skip
+_DENY = ("a.org", "*.a.org", "10.1.0.0/16", "*:22", "*")
+_CREDENTIALS = tuple(
+    Credential(name=name, hosts=hosts, source=f"env:{name}", as_="bearer", add=False)
+    for name, hosts in (("T", ("a.org",)), ("T", ("*.a.org",)), ("U", ("c.org",)))
+)
+_HOSTS = ("a.org", "b.a.org", "c.org", "d.org", "10.1.2.3", "10.2.2.3", "8.8.8.8", "8.8.4.4", "127.0.0.1",
+          "host.casemate.internal")  # fmt: skip
+_REQUESTS = (("GET", "/x"), ("POST", "/y/z"), ("GET", "/z"))
 _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "filesystem.workspace": st.sampled_from(["read", "write"]),
     "filesystem.tools": st.booleans(),
@@ -31,7 +42,17 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "filesystem.deny": _names,
     "filesystem.cache": st.lists(st.sampled_from(["pip", "npm", "go"]), unique=True).map(tuple),
     "filesystem.protect": st.lists(st.sampled_from(["*.lock", "x"]), unique=True).map(tuple),
-    "network.mode": st.sampled_from(["none", "host"]),
+    "network.mode": st.sampled_from(["none", "allowlist", "full", "host"]),
+    "network.allow": st.lists(st.sampled_from(_ALLOW), max_size=4, unique=True).map(tuple),
+    "network.deny": st.lists(st.sampled_from(_DENY), max_size=2, unique=True).map(tuple),
+    "network.ask": st.booleans(),
+    "network.publish": st.lists(st.sampled_from(["80:80", "80:81", "90:90"]), max_size=2).map(tuple),
+    "network.sockets": st.lists(st.sampled_from(["/s/a", "/s/b"]), unique=True).map(tuple),
+    "network.ssh-agent": st.lists(st.sampled_from(["a.org", "b.a.org:2222"]), unique=True).map(tuple),
+    "network.credentials": st.lists(st.sampled_from(_CREDENTIALS), max_size=2).map(tuple),
+    "network.requests": st.dictionaries(
+        st.sampled_from(["a.org", "*.a.org"]), st.sampled_from([(), ("GET /x",), ("GET /x", "* /y/**")])
+    ),
     **{
         f"resources.{name}": _size
         for name in ("memory", "pids", "open-files", "file-size", "disk", "output", "cpu", "timeout")
@@ -44,6 +65,9 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 _values = st.fixed_dictionaries({}, optional=_VALUES)
 _SCALARS = [field for field in _VALUES if not isinstance(presets.values("read-only")[field], (tuple, dict))]
+# Lists that only the operator adds to.
+_OPERATORS = ("network.publish", "network.sockets", "network.ssh-agent", "network.credentials",
+              "isolation.degrade")  # fmt: skip
 
 
 def layer(name: str, values: dict[str, object], *, grants: bool = True, restricts: bool = False) -> Layer:
@@ -79,6 +103,33 @@ def sees(policy: Policy, path: str, *, write: bool) -> bool:
     return covers(granted, path) and not covers(files.deny, path)
 
 
+def reaches(policy: Policy) -> set[tuple[object, ...]]:
+    """Everything that the policy lets out: connections, requests over them, and questions about them.
+
+    The host's own network has no gate: it reaches all there is.
+    """
+    if policy.network.mode == "host":
+        return {
+            (host, port, *request)
+            for host in _HOSTS for port in (22, 80, 443, 5432) for request in ((), ("ask",), *_REQUESTS)
+        }  # fmt: skip
+    decider = Decider(policy.network)
+    found: set[tuple[object, ...]] = set()
+    for host in _HOSTS:
+        for port in (22, 80, 443, 5432):
+            verdict = decider.connect(host, port).verdict
+            if verdict == "deny":
+                continue
+            found.add((host, port, "ask"))
+            if verdict == "allow":
+                found.add((host, port))
+                found |= {
+                    (host, port, *request)
+                    for request in _REQUESTS if decider.request(host, *request).verdict == "allow"
+                }  # fmt: skip
+    return found
+
+
 def assert_not_wider(tight: Policy, loose: Policy) -> None:
     """No value of ``tight`` allows what ``loose`` does not."""
     a, b = flat(tight), flat(loose)
@@ -89,6 +140,9 @@ def assert_not_wider(tight: Policy, loose: Policy) -> None:
             assert sees(loose, path, write=write) or not sees(tight, path, write=write), path
     for field in ("filesystem.cache", "environment.pass", "isolation.degrade"):
         assert set(a[field]) <= set(b[field]), field
+    for field in _OPERATORS:
+        assert set(a[field]) <= set(b[field]), field
+    assert reaches(tight) <= reaches(loose)
     assert a["environment.set"].items() <= b["environment.set"].items()
     assert set(a["filesystem.protect"]) >= set(b["filesystem.protect"])
     for path in b["filesystem.deny"]:
@@ -122,17 +176,61 @@ def test_another_restricting_layer_never_widens(
 
 
 @given(st.sampled_from(list(PRESETS)), _values, _values)
-def test_a_trusted_project_never_touches_network_words_boundary_or_names(
+def test_a_trusted_project_never_touches_words_boundary_secrets_or_names(
     name: str, project: dict[str, object], user: dict[str, object]
 ) -> None:
     """With trust a project may widen, but not what is never a project's."""
     without = flat(merge.merge([preset(name), layer("user", user)], None).policy)
     trusted = layer("project", project, restricts=True)
     result = flat(merge.merge([preset(name), trusted, layer("user", user)], None).policy)
-    for field in ("network.mode", "isolation.boundary"):
+    for field in ("network.ask", "isolation.boundary"):
         assert merge.rank(field, result[field]) <= merge.rank(field, without[field])
-    assert result["isolation.degrade"] == without["isolation.degrade"]
+    for field in _OPERATORS:
+        assert result[field] == without[field], field
     assert set(result["filesystem.protect"]) >= set(without["filesystem.protect"])
+
+
+@given(st.sampled_from(list(PRESETS)), _values, _values)
+def test_of_the_network_a_trusted_project_opens_named_hosts_and_no_more(
+    name: str, project: dict[str, object], user: dict[str, object]
+) -> None:
+    """The mode up to the allowlist, rules about names; no address and nothing of the host."""
+    without = merge.merge([preset(name), layer("user", user)], None).policy
+    trusted = layer("project", project, restricts=True)
+    result = merge.merge([preset(name), trusted, layer("user", user)], None).policy
+    ours, theirs = result.network, without.network
+    limit = max(merge.rank("network.mode", theirs.mode), merge.rank("network.mode", "allowlist"))
+    assert merge.rank("network.mode", ours.mode) <= limit
+    for text in set(ours.allow) - set(theirs.allow):
+        assert not rules.is_guarded_grant(rules.parse(text)), text
+    if theirs.mode != "none":  # with a network, the user's own addresses are open already
+        for host, *rest in reaches(result) - reaches(without):
+            assert not str(host)[0].isdigit(), (host, rest)
+            assert host != rules.HOST_NAME
+
+
+_denied = st.lists(st.sampled_from(_DENY), max_size=2, unique=True).map(tuple)
+
+
+@given(st.sampled_from(["allowlist", "full", "host"]), _VALUES["network.requests"], _VALUES["network.requests"],
+       _denied, _denied)  # fmt: skip
+def test_what_layers_forbid_is_forbidden_together(
+    mode: str, first: dict[str, tuple[str, ...]], second: dict[str, tuple[str, ...]], denied: tuple[str, ...],
+    more: tuple[str, ...],
+) -> None:
+    """Denied hosts and the requests that hosts get: all layers' words hold, and in a mode that holds them."""
+    base = {"network.mode": mode, "network.allow": ("a.org", "*.a.org:*", "8.8.8.8")}
+
+    def merged(*, project: dict[str, object], user: dict[str, object]) -> Policy:
+        layers = [preset("workspace-write"), layer("project", project, grants=False, restricts=True)]
+        return merge.merge([*layers, layer("user", base | user)], None).policy
+
+    mine: dict[str, object] = {"network.requests": first, "network.deny": denied}
+    theirs: dict[str, object] = {"network.requests": second, "network.deny": more}
+    both = merged(project=mine, user=theirs)
+    assert reaches(both) <= reaches(merged(project=mine, user={})) & reaches(merged(project={}, user=theirs))
+    if both.network.deny or both.network.requests:
+        assert both.network.mode != "host"
 
 
 @given(st.sampled_from(list(PRESETS)), _values, _values, _values, _values)
@@ -144,7 +242,11 @@ def test_a_ceiling_never_widens_and_always_holds(
     bounds = merge.Bounds(
         source=Source(name="managed"),
         scalars={field: value for field, value in ceiling.items() if field in _SCALARS},
-        lists={field: value for field, value in ceiling.items() if isinstance(value, tuple)},
+        lists={
+            ("network.within" if field == "network.allow" else field): value
+            for field, value in ceiling.items()
+            if isinstance(value, tuple) and field not in ("network.credentials", "network.ssh-agent")
+        },
     )
     layers = [
         preset(name), layer("project", project, restricts=True), layer("user", user), layer("flags", flags),
@@ -157,6 +259,12 @@ def test_a_ceiling_never_widens_and_always_holds(
     assert_not_wider(result, without)
     for field, value in bounds.scalars.items():
         assert merge.rank(field, flat(result)[field]) <= merge.rank(field, value), field
+    if "network.within" in bounds.lists and result.network.mode == "allowlist":
+        widest = Decider(merge.merge([preset("read-only"), layer("flags", {
+            "network.mode": "allowlist", "network.allow": bounds.lists["network.within"],
+        })], None).policy.network)  # fmt: skip
+        for host, port, *_ in reaches(result):
+            assert widest.connect(str(host), cast("int", port)).verdict == "allow", (host, port)
     for field in ("filesystem.read", "filesystem.write"):
         if field in bounds.lists:
             assert all(covers(bounds.lists[field], path) for path in flat(result)[field])
@@ -209,7 +317,17 @@ _texts = {
             "tools": st.booleans(),
         },
     ),
-    "network": st.fixed_dictionaries({}, optional={"mode": st.sampled_from(["none", "host"])}),
+    "network": st.fixed_dictionaries(
+        {},
+        optional={
+            "mode": st.sampled_from(["none", "allowlist", "full", "host"]),
+            "allow": st.lists(st.sampled_from(["a.org", "*.A.org", "10.0.0.0/8:22"]), max_size=2),
+            "deny": st.lists(st.sampled_from(["b.org", "*"]), max_size=2),
+            "ask": st.booleans(),
+            "publish": st.just([3000]),
+            "ssh-agent": st.just(["a.org"]),
+        },
+    ),
     "resources": st.fixed_dictionaries(
         {}, optional={"memory": st.sampled_from(["1G", "900G", "unlimited"]), "pids": st.integers(1, 9999)}
     ),
@@ -258,7 +376,7 @@ def test_a_project_file_that_nobody_trusts_never_widens(
     a, b = flat(tight), flat(loose)
     for field in _SCALARS:
         assert merge.rank(field, a[field]) <= merge.rank(field, b[field]), field
-    for field in ("filesystem.read", "filesystem.write", "filesystem.cache", "environment.pass",
-    "isolation.degrade"):
+    for field in ("filesystem.read", "filesystem.write", "filesystem.cache", "environment.pass", *_OPERATORS):
         assert set(a[field]) <= set(b[field]), field
+    assert reaches(tight) <= reaches(loose)
     assert a["environment.set"] == b["environment.set"]
