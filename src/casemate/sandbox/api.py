@@ -17,6 +17,7 @@ import msgspec
 
 from casemate.errors import PolicyError, SandboxError
 from casemate.isolation.process.spec import Late
+from casemate.policy.model import FlagLayer
 from casemate.sandbox import keeper_client
 from casemate.sandbox.command import Command
 from casemate.sandbox.job import Job, Request, kept_count, own_umask, prepare
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
     from concurrent.futures import Future
 
-    from casemate.policy.model import FlagLayer
+    from casemate.sandbox.gate import Reviewer
     from casemate.sandbox.keeper_client import KeeperClient
     from casemate.sandbox.result import Result
 
@@ -43,7 +44,9 @@ class AsyncSandbox:
     """A policy and a workspace in which commands run.
 
     ``preset``, ``policy_file`` and ``flags`` are as on the command line; ``environ`` stands for the
-    caller's environment (default: this process's own). ``ready`` sandboxes are made ahead: ``kind``
+    caller's environment (default: this process's own). ``review`` answers questions about hosts
+    (``network.ask``): it is called with the question and a function that takes the answer, a flag and a scope
+    (``once``, ``session``, ``saved``). ``ready`` sandboxes are made ahead: ``kind``
     ``prefab`` prepares everything but a process, ``slot`` a sealed process that waits.
 
     Raises PolicyError when opened with a policy that is wrong, ProtectionUnavailable where the host
@@ -60,6 +63,7 @@ class AsyncSandbox:
         environ: Mapping[str, str] | None = None,
         ready: int = 0,
         kind: str = "slot",
+        review: Reviewer | None = None,
     ) -> None:
         if preset == "full-access":
             raise PolicyError(
@@ -77,6 +81,8 @@ class AsyncSandbox:
         self._flags = flags
         self._environ = dict(os.environ if environ is None else environ)
         self._ready, self._kind = ready, kind
+        self._review = review
+        self._running: set[Command] = set()
         self._keeper: KeeperClient | None = None
         self._job: Job | None = None
         self._generation = 0  # of the keeper that has been told what to make ahead
@@ -103,23 +109,48 @@ class AsyncSandbox:
                 keeper = keeper_client.shared(places(self._environ).run)
                 try:
                     await keeper.ready()
-                    request = Request(
-                        argv=("true",),
-                        workspace=self._workspace,
-                        cwd=self._workspace,
-                        environ=self._environ,
-                        preset=self._preset,
-                        policy_file=self._policy_file,
-                        flags=self._flags,
-                        umask=own_umask(),
-                    )
-                    job = prepare(request, keeper.hierarchies, rootless=keeper.rootless)
+                    job = self._prepare(keeper)
                     await self._fill(keeper, job)
                 except BaseException:
                     keeper_client.release(keeper)
                     raise
                 self._keeper, self._job = keeper, job
             return self._job
+
+    def _prepare(self, keeper: KeeperClient) -> Job:
+        request = Request(
+            argv=("true",),
+            workspace=self._workspace,
+            cwd=self._workspace,
+            environ=self._environ,
+            preset=self._preset,
+            policy_file=self._policy_file,
+            flags=self._flags,
+            umask=own_umask(),
+        )
+        return prepare(request, keeper.hierarchies, rootless=keeper.rootless)
+
+    async def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+        """Go by other rules from now on, running commands included; what they do not allow any more is cut.
+
+        ``allow`` and ``deny`` replace those of ``flags``; files and the administrator's ceiling count as before.
+        Raises PolicyError, and then nothing has changed.
+        """
+        await self.open()
+        keeper, before = self._keeper, self._flags
+        assert keeper is not None  # noqa: S101
+        flags = before if before is not None else FlagLayer()
+        self._flags = msgspec.structs.replace(flags, allow=tuple(allow), deny_host=tuple(deny))
+        try:
+            job = self._prepare(keeper)
+        except BaseException:
+            self._flags = before
+            raise
+        self._job = job
+        for command in self._running:
+            if command.share is not None:
+                command.share.update(job.policy.network)
+        await self._fill(keeper, job)
 
     async def _fill(self, keeper: KeeperClient, job: Job) -> None:
         """Have sandboxes made ahead, once for each keeper."""
@@ -165,19 +196,27 @@ class AsyncSandbox:
         assert keeper is not None  # noqa: S101
         assert opened.plan is not None  # noqa: S101
         job = _job_for(opened, command, env, cwd)
-        running = Command(keeper, job, stdin, timeout, on_stdout, on_stderr)
+        running = Command(keeper, job, stdin, timeout, on_stdout, on_stderr, self._review)
         if not any(view.writable for view in opened.plan.spec.views):
             await self._revive(keeper, job, locked=False)
-            return await running.run()
+            return await self._watched(running)
         path = f"{job.places.run}/locks/{job.key}"
         # In this loop they queue in order; only the first has to look whether another process is done.
         async with _queue(path):
             lock = await self._locked(path)
             try:
                 await self._revive(keeper, job, locked=True)
-                return await running.run()
+                return await self._watched(running)
             finally:
                 self._give_back(lock)
+
+    async def _watched(self, command: Command) -> Result:
+        """Run it; what changes meanwhile reaches it."""
+        self._running.add(command)
+        try:
+            return await command.run()
+        finally:
+            self._running.discard(command)
 
     def _give_back(self, lock: WorkspaceLock) -> None:
         if self._closed:
@@ -281,6 +320,10 @@ class Sandbox:
     def close(self) -> None:
         """Close it; the keeper ends with the last sandbox."""
         _wait(self._async.close())
+
+    def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
+        """Go by other rules from now on; see ``AsyncSandbox.change_network``."""
+        _wait(self._async.change_network(allow=allow, deny=deny))
 
     def run(self, command: str | Sequence[str], **options: object) -> Result:
         """Run one command and wait for its end; see ``AsyncSandbox.run``."""
