@@ -225,11 +225,20 @@ def result(
         boundary="process" if plan else "none",
         degraded=job.degraded,
         scopes=plan.scopes if plan else {},
-        notes=job.notes,
+        notes=(*job.notes, *_network_notes(network)),
         phases={name: round(value, 3) for name, value in phases.items()},
         peak_memory=outcome.events.get("peak", outcome.rusage[2]),
         cpu=round(outcome.rusage[0] + outcome.rusage[1], 6),
     )
+
+
+def _network_notes(network: NetworkUse | None) -> list[str]:
+    notes: list[str] = []
+    if network is not None and network.capture == "listed ports":
+        notes.append("network: partial: only ports that rules name reached the gate (`casemate doctor` says why)")
+    if network is not None and network.lost:
+        notes.append("network: the egress gate ended before the command did, which then reached nothing more")
+    return notes
 
 
 def _size_limit(job: Job) -> str:

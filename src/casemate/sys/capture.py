@@ -22,7 +22,17 @@ import struct
 from casemate.sys.namespaces import NET, enter
 from casemate.sys.native import LIBC, fail, machine, syscall
 
-__all__ = ["DNS_PORT", "GATE", "GATE_V6", "Capture", "connected_to", "make", "socket_for"]
+__all__ = [
+    "DNS_PORT",
+    "GATE",
+    "GATE_V6",
+    "PARTIAL",
+    "PROXY_VARIABLES",
+    "Capture",
+    "connected_to",
+    "make",
+    "socket_for",
+]
 
 #: The gate's own address inside, for DNS and for programs that are told of a proxy.
 GATE, GATE_V6 = "198.18.0.1", "fd53:656e:7472:79::1"
@@ -30,6 +40,13 @@ DNS_PORT = 53
 # What is listened on where no mechanism takes every port; what is above 1023 on the gate's address only, so
 # that servers inside keep such ports.
 _LISTED, _PROXY_PORT = (22, 80, 443), 3128
+#: The mechanism that leaves ports out; programs are told of the gate as a proxy then.
+PARTIAL = "listed ports"
+PROXY_VARIABLES = {
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), f"http://{GATE}:{_PROXY_PORT}"),
+    **dict.fromkeys(("all_proxy", "ALL_PROXY"), f"socks5h://{GATE}:{_PROXY_PORT}"),
+    **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
+}
 
 _BPF = {"x86_64": 321}.get(machine(), 280)
 _MAP_CREATE, _MAP_UPDATE, _PROG_LOAD, _LINK_CREATE = 0, 2, 5, 28
@@ -98,7 +115,7 @@ def make(ports: list[int], *, root: bool) -> Capture:
     wanted = {*_LISTED, DNS_PORT, *(port for port in ports if 0 < port < 65536 and port != _PROXY_PORT)}
     tcp = [_listener(port) for port in sorted(wanted)]
     tcp.append(_listener(_PROXY_PORT, f"::ffff:{GATE}"))
-    return Capture(tcp, _dns_socket(), -1, "listed ports")
+    return Capture(tcp, _dns_socket(), -1, PARTIAL)
 
 
 def connected_to(descriptor: int) -> tuple[str, int]:
@@ -228,70 +245,77 @@ _FIRST_BYTE = struct.unpack("=I", b"\xff\0\0\0")[0]
 _LOOPBACK = struct.unpack("=I", b"\x7f\0\0\0")[0]
 
 
+_THE_MAP = -1
+
+# Give a TCP connection that is not for loopback to the socket at index 0 of the map. Operation, destination,
+# source, offset (or the place to go to), value; texts are places.
+_STEER: tuple[tuple[int, int, int, int | str, int] | str, ...] = (
+    (0xBF, 6, 1, 0, 0),  # r6 = context
+    (_LOAD, 2, 6, _PROTOCOL, 0),
+    (_JUMP_NOT_EQUAL, 2, 0, "pass", _TCP),
+    (_LOAD, 2, 6, _FAMILY, 0),
+    (_JUMP_EQUAL, 2, 0, "six", _socket.AF_INET6),
+    (_LOAD, 2, 6, _LOCAL_IP4, 0),
+    (_AND, 2, 0, 0, _FIRST_BYTE),
+    (_JUMP_EQUAL, 2, 0, "pass", _LOOPBACK),
+    (0x05, 0, 0, "steer", 0),
+    "six",
+    (_LOAD, 2, 6, _LOCAL_IP6, 0),
+    (_JUMP_NOT_EQUAL, 2, 0, "steer", 0),
+    (_LOAD, 2, 6, _LOCAL_IP6 + 4, 0),
+    (_JUMP_NOT_EQUAL, 2, 0, "steer", 0),
+    (_LOAD, 2, 6, _LOCAL_IP6 + 8, 0),
+    (_LOAD, 3, 6, _LOCAL_IP6 + 12, 0),
+    (_JUMP_EQUAL, 2, 0, "mapped", _MAPPED),
+    (_JUMP_NOT_EQUAL, 2, 0, "steer", 0),
+    (_JUMP_EQUAL, 3, 0, "pass", _ONE),
+    (0x05, 0, 0, "steer", 0),
+    "mapped",
+    (_AND, 3, 0, 0, _FIRST_BYTE),
+    (_JUMP_EQUAL, 3, 0, "pass", _LOOPBACK),
+    "steer",
+    (0x62, 10, 0, -4, 0),  # *(u32 *)(fp - 4) = 0
+    (0xBF, 2, 10, 0, 0),
+    (0x07, 2, 0, 0, -4),
+    (0x18, 1, 1, 0, _THE_MAP),
+    (0, 0, 0, 0, 0),
+    (0x85, 0, 0, 0, 1),  # bpf_map_lookup_elem
+    (_JUMP_EQUAL, 0, 0, "drop", 0),
+    (0xBF, 7, 0, 0, 0),
+    (0xBF, 1, 6, 0, 0),
+    (0xBF, 2, 0, 0, 0),
+    (0xB7, 3, 0, 0, 0),
+    (0x85, 0, 0, 0, 124),  # bpf_sk_assign
+    (0xBF, 8, 0, 0, 0),
+    (0xBF, 1, 7, 0, 0),
+    (0x85, 0, 0, 0, 86),  # bpf_sk_release
+    (_JUMP_NOT_EQUAL, 8, 0, "drop", 0),
+    "pass",
+    (0xB7, 0, 0, 0, 1),
+    (0x95, 0, 0, 0, 0),
+    "drop",  # no listener any more: refuse, rather than let something else in the sandbox answer
+    (0xB7, 0, 0, 0, 0),
+    (0x95, 0, 0, 0, 0),
+)
+
+
 def _program(map_descriptor: int) -> bytes:
-    """Give a TCP connection that is not for loopback to the socket at index 0 of the map."""
-    code: list[tuple[int, int, int, int | str, int] | str] = [
-        (0xBF, 6, 1, 0, 0),  # r6 = context
-        (_LOAD, 2, 6, _PROTOCOL, 0),
-        (_JUMP_NOT_EQUAL, 2, 0, "pass", _TCP),
-        (_LOAD, 2, 6, _FAMILY, 0),
-        (_JUMP_EQUAL, 2, 0, "six", _socket.AF_INET6),
-        (_LOAD, 2, 6, _LOCAL_IP4, 0),
-        (_AND, 2, 0, 0, _FIRST_BYTE),
-        (_JUMP_EQUAL, 2, 0, "pass", _LOOPBACK),
-        (0x05, 0, 0, "steer", 0),
-        "six",
-        (_LOAD, 2, 6, _LOCAL_IP6, 0),
-        (_JUMP_NOT_EQUAL, 2, 0, "steer", 0),
-        (_LOAD, 2, 6, _LOCAL_IP6 + 4, 0),
-        (_JUMP_NOT_EQUAL, 2, 0, "steer", 0),
-        (_LOAD, 2, 6, _LOCAL_IP6 + 8, 0),
-        (_LOAD, 3, 6, _LOCAL_IP6 + 12, 0),
-        (_JUMP_EQUAL, 2, 0, "mapped", _MAPPED),
-        (_JUMP_NOT_EQUAL, 2, 0, "steer", 0),
-        (_JUMP_EQUAL, 3, 0, "pass", _ONE),
-        (0x05, 0, 0, "steer", 0),
-        "mapped",
-        (_AND, 3, 0, 0, _FIRST_BYTE),
-        (_JUMP_EQUAL, 3, 0, "pass", _LOOPBACK),
-        "steer",
-        (0x62, 10, 0, -4, 0),  # *(u32 *)(fp - 4) = 0
-        (0xBF, 2, 10, 0, 0),
-        (0x07, 2, 0, 0, -4),
-        (0x18, 1, 1, 0, map_descriptor),
-        (0, 0, 0, 0, 0),
-        (0x85, 0, 0, 0, 1),  # bpf_map_lookup_elem
-        (_JUMP_EQUAL, 0, 0, "drop", 0),
-        (0xBF, 7, 0, 0, 0),
-        (0xBF, 1, 6, 0, 0),
-        (0xBF, 2, 0, 0, 0),
-        (0xB7, 3, 0, 0, 0),
-        (0x85, 0, 0, 0, 124),  # bpf_sk_assign
-        (0xBF, 8, 0, 0, 0),
-        (0xBF, 1, 7, 0, 0),
-        (0x85, 0, 0, 0, 86),  # bpf_sk_release
-        (_JUMP_NOT_EQUAL, 8, 0, "drop", 0),
-        "pass",
-        (0xB7, 0, 0, 0, 1),
-        (0x95, 0, 0, 0, 0),
-        "drop",  # no listener any more: refuse, rather than let something else in the sandbox answer
-        (0xB7, 0, 0, 0, 0),
-        (0x95, 0, 0, 0, 0),
-    ]
+    """The instructions of ``_STEER`` with this map."""
     places: dict[str, int] = {}
     count = 0
-    for line in code:
+    for line in _STEER:
         if isinstance(line, str):
             places[line] = count
         else:
             count += 1
     packed: list[bytes] = []
-    for line in code:
+    for line in _STEER:
         if isinstance(line, str):
             continue
         operation, to, source, offset, value = line
         if isinstance(offset, str):
             offset = places[offset] - len(packed) - 1
+        value = map_descriptor if value == _THE_MAP else value
         packed.append(struct.pack("=BBhI", operation, to | source << 4, offset, value & 0xFFFFFFFF))
     return b"".join(packed)
 

@@ -25,7 +25,7 @@ from casemate.isolation.process.porter import Porter
 from casemate.isolation.process.site import Site, SiteMaker
 from casemate.isolation.process.spec import Late, Spec, encode
 from casemate.isolation.process.trees import make_directory, remove_tree
-from casemate.sys import cgroups, mounts, namespaces, packets, process
+from casemate.sys import capture, cgroups, mounts, namespaces, packets, process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -201,6 +201,8 @@ class Launcher:
         """What a command needs of its sandbox beside what all have; returns its terminal's ends if any."""
         terminals = self._open_terminal(site, late) if late.tty else []
         self._give_streams(site, stdio)
+        if site.capture is not None and site.capture.mechanism == capture.PARTIAL:
+            late.env = {**capture.PROXY_VARIABLES, **late.env}
         if late.files:
             self._maker.write_late(site, late.files)
         if late.listener:

@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from casemate.isolation.process.launcher import Launcher
-from casemate.sys import cgroups, landlock, mounts, namespaces, process
+from casemate.sys import capture, cgroups, landlock, mounts, namespaces, process
 from casemate.sys.native import machine
 
 TYPE_CHECKING = False
@@ -67,6 +67,7 @@ def probe(runtime: str) -> Offer:
     found.append(_landlock())
     found.append(_seccomp())
     found.append(_memfd(root))
+    found.append(_capture(root))
     found += _limits(root)
     found.append(_launcher(runtime))
     return Offer(
@@ -247,6 +248,30 @@ def _memfd(root: bool) -> Protection:
         if switch
         else "by the filter: memfd_create without MFD_NOEXEC_SEAL is refused "
         "(Linux 6.3 as root does it better)",
+    )
+
+
+def _capture(root: bool) -> Protection:
+    """Whether the egress gate gets every connection."""
+
+    def attempt() -> str:
+        _enter()
+        namespaces.leave(namespaces.NET)
+        namespaces.loopback_up()
+        return capture.make([], root=root).mechanism
+
+    good, text = _in_child(attempt)
+    everything = good and text != "listed ports"
+    found = f"by {text}" if everything else text
+    if good and not everything:
+        found = "partial: only ports that rules name; connections to others fail"
+    return Protection(
+        name="egress: all ports reach the gate",
+        status="enforced" if everything else "weaker" if good else "missing",
+        found=found,
+        needed="sk_lookup (Linux 5.9, as root), or libnftables and nf_tables in the kernel",
+        get="" if everything else "install libnftables1, or run as root",
+        required=False,
     )
 
 
