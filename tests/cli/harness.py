@@ -29,7 +29,7 @@ MODES = ("root", "uid1000")
 PYTHON = "/usr/bin/python3"
 STATE = ("/run/casemate", "/var/lib/casemate")
 # Directories that are made once and kept; they hold nothing of one run.
-_KEPT = {"casemate", "run", "locks", "uids", "views", "held", "caches", "trust", "wheels"}
+_KEPT = {"casemate", "run", "locks", "uids", "views", "held", "caches", "trust", "wheels", "live"}
 
 _DEN = """
 size=$1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.network.lab import Lab
+from tests.network.matrix import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,3 +46,9 @@ def caller(callers: Callable[[str], Caller], mode: str) -> Iterator[Caller]:
     made = callers(mode)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def matrix(lab: Lab) -> Matrix:
+    """Batches of attacks, each run once."""
+    return Matrix(lab)

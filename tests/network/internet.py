@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.network import zone
 from tests.network.sniff import Sniffer
-from tests.network.web import Web, local, text
+from tests.network.web import CONNECTIONS, Web, local, text
 
 
 class Say:
@@ -76,7 +76,7 @@ class Plain:
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Anything is taken and logged; a line says that somebody is there."""
         place, port = local(writer)
-        facts = {"conn": id(writer), "to": place, "port": port}
+        facts = {"conn": next(CONNECTIONS), "to": place, "port": port}
         self.say("connection", **facts)
         with contextlib.suppress(OSError):
             if port == 22:
@@ -105,9 +105,15 @@ class Plain:
 
     async def proxy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A forward proxy that knows CONNECT only: somebody's parent proxy."""
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         place, port = local(writer)
-        self.say("proxy", conn=id(writer), to=place, port=port, head=head)
+        try:
+            head = text(await reader.readuntil(b"\r\n\r\n"))
+        except asyncio.IncompleteReadError as error:
+            head = text(error.partial)
+        self.say("proxy", conn=next(CONNECTIONS), to=place, port=port, head=head)
+        if not head.startswith("CONNECT "):
+            writer.close()
+            return
         name, _, number = head.split(" ")[1].rpartition(":")
         found = self.zone.addresses(name, zone.A) or (name,)
         try:

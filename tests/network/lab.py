@@ -48,6 +48,7 @@ for place in "$@"; do
     mkdir -p "$place"
     mount -t tmpfs -o mode=0755,size=512m den "$place"
 done
+echo 0 2147483647 >/proc/sys/net/ipv4/ping_group_range
 echo ready
 read line
 """
@@ -214,7 +215,7 @@ class Lab:
         etc = Path(self.root) / "etc"
         for name, words in {
             "hosts": "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 lab-host\n",
-            "resolv.conf": f"nameserver {zone.RESOLVER}\noptions timeout:2 attempts:1\n",
+            "resolv.conf": f"nameserver {zone.RESOLVER}\nsearch {zone.SEARCH}\noptions timeout:2\n",
             "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
             "hostname": "lab-host\n",
         }.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import os
 import zlib
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIMIT = 1 << 20
+CONNECTIONS = itertools.count(1)
+# Here the length wins over the transfer coding. Some servers do it so.
+LENGTH_FIRST = 8080
 UNAUTHORIZED = (
     b'HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm="lab"\r\nContent-Length: 0\r\n\r\n'
 )
@@ -35,12 +39,17 @@ class Request:
         self.method, _, rest = lines[0].partition(" ")
         self.target = rest.rpartition(" ")[0] or rest
         self.headers: dict[str, str] = {}
+        last = ""
         for line in lines[1:]:
             name, _, value = line.partition(":")
-            self.headers.setdefault(name.strip().lower(), value.strip())
+            if line[:1] in " \t" and self.headers:  # goes on with the line before
+                self.headers[last] = f"{self.headers[last]} {line.strip()}".strip()
+                continue
+            last = name.strip().lower()
+            self.headers.setdefault(last, value.strip())
         self.path = urlsplit(self.target).path or "/"
         self.query = {key: values[0] for key, values in parse_qs(urlsplit(self.target).query).items()}
-        self.keep = "http/1.1" in lines[0].lower() and self.headers.get("connection", "").lower() != "close"
+        self.keep = self.headers.get("connection", "").lower() != "close"
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
@@ -55,16 +64,18 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
             return data
 
 
-async def _body(reader: asyncio.StreamReader, request: Request) -> bytes:
-    if "chunked" in request.headers.get("transfer-encoding", "").lower():
+async def _body(reader: asyncio.StreamReader, request: Request, port: int) -> bytes:
+    chunked = "chunked" in request.headers.get("transfer-encoding", "").lower()
+    if chunked and not (port == LENGTH_FIRST and "content-length" in request.headers):
         body = b""
-        while size := int((await reader.readline()).split(b";")[0].strip() or b"0", 16):
+        # As wide as a machine word, as in servers that have forgotten to check.
+        while size := int((await reader.readline()).split(b";")[0].strip() or b"0", 16) & 0xFFFFFFFFFFFFFFFF:
             body += await reader.readexactly(size)
             await reader.readline()
         while (await reader.readline()).strip():
             pass
         return body
-    length = int(request.headers.get("content-length", "0") or 0)
+    length = int(request.headers.get("content-length", "0").split(",")[0] or 0)
     return await reader.readexactly(min(length, 64 * LIMIT))
 
 
@@ -78,14 +89,14 @@ class Web:
         """One connection, to its end."""
         tls = writer.get_extra_info("ssl_object")
         place = local(writer)
-        facts = {"conn": id(writer), "to": place[0], "port": place[1], "tls": tls is not None}
+        facts = {"conn": next(CONNECTIONS), "to": place[0], "port": place[1], "tls": tls is not None}
         if tls is not None:
             facts["sni"] = getattr(tls, "lab_name", None)
         self.say("connection", **facts)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError, asyncio.LimitOverrunError):
             while raw := await _head(reader):
                 request = Request(raw)
-                body = await _body(reader, request)
+                body = await _body(reader, request, place[1])
                 self.say(
                     "http", **facts, method=request.method, target=request.target, head=text(raw),
                     host=request.headers.get("host", ""), body=text(body[:65536]), size=len(body),

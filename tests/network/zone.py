@@ -1,7 +1,8 @@
 """Names and addresses of the lab's internet, and what its name server answers: pure, no socket.
 
 Every address exists there: whatever leaves the lab host arrives, is seen and is answered. Names below
-``to.example`` say themselves where they lead: ``x-h0a010203.to.example`` is 10.1.2.3.
+``to.example`` say themselves where they lead (``x-h0a010203.to.example`` is 10.1.2.3), names with ``gone`` in
+the middle do not exist.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ ECHO, SOURCE, SINK, RAW, PROXY = 9000, 9001, 9002, 9443, 3128
 # Ports on which anything that connects is accepted, logged and answered with a line.
 PLAIN = (9, 21, 25, 587, 853, 2375, 3306, 5432, 6379, 6443, 9418, 27017, 65535, RAW)
 
+# Names below this say where they lead. The host's resolver tries the other one as an ending of every name.
+TO, SEARCH = "to.example", "search.example"
+
 NAMES: dict[str, tuple[str, ...]] = {
     "allowed.example": ("93.184.216.34", "2606:2800:220:1::34"),
     "also.example": ("93.184.216.37", "2606:2800:220:1::37"),
@@ -40,8 +44,8 @@ NAMES: dict[str, tuple[str, ...]] = {
 WILD: dict[str, tuple[str, ...]] = {
     "allowed.example": ("93.184.216.36", "2606:2800:220:1::36"),
     "other.example": ("93.184.216.35", "2606:2800:220:1::35"),
+    SEARCH: ("45.77.250.1", "2a00:77:250::1"),
 }
-TO = "to.example"
 
 A, NS, CNAME, SOA, PTR, TXT, AAAA = 1, 2, 5, 6, 12, 16, 28
 NOERROR, NXDOMAIN = 0, 3
@@ -85,6 +89,8 @@ class Zone:
             for suffix, value in WILD.items():
                 if name.endswith("." + suffix):
                     found = value
+        if ".gone." in name and not name.endswith("." + SEARCH):
+            return None
         if found is None and name.endswith("." + TO):
             first = name.removesuffix("." + TO).rpartition(".")[2]
             found = _spelled(first)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import secrets
@@ -24,6 +25,8 @@ PROBES = Path(__file__).resolve().parent / "probes"
 PYTHON = "/usr/bin/python3"
 MODES = ("root", "uid1000")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What the package itself imports, and what that needs.
+DEPENDENCIES = ("msgspec", "h11", "cryptography", "cffi", "_cffi_backend")
 NESTED = "sub/repo"
 DEEP = "a/b/c/d/e/repo"
 # Pids of everything that was started as Casemate: their names mark what they made on the host.
@@ -47,15 +50,25 @@ def require_prerequisites() -> None:
         raise MissingPrerequisite("missing: " + ", ".join(missing))
 
 
+def _copy_package(name: str, site: Path) -> None:
+    """A package, or a module of C, of the environment that runs the tests."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise MissingPrerequisite(f"missing: the Python package {name}")
+    source = Path(spec.origin)
+    if source.name != "__init__.py":
+        shutil.copy(source, site)
+    else:
+        shutil.copytree(source.parent, site / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 def install_copy(directory: Path) -> Path:
     """An installation of the checkout as it is now, outside /root, for every uid; returns its command."""
     subprocess.run([PYTHON, "-I", "-m", "venv", "--without-pip", str(directory)], check=True)
     site = next((directory / "lib").glob("python3*")) / "site-packages"
     shutil.copytree(REPO / "src/casemate", site / "casemate", ignore=shutil.ignore_patterns("__pycache__"))
-    import msgspec
-
-    source = Path(msgspec.__file__).parent
-    shutil.copytree(source, site / "msgspec", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in DEPENDENCIES:
+        _copy_package(name, site)
     command = directory / "bin" / "casemate"
     shutil.copy(REPO / "bin/casemate", command)
     command.chmod(0o755)

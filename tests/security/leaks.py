@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.security.lab import World
 
 # Directories that are made once and kept; they hold nothing of one run.
-_PERSISTENT = ("casemate", "run", "locks", "uids", "views", "held", "caches", "trust")
+_PERSISTENT = ("casemate", "run", "locks", "uids", "views", "held", "caches", "trust", "live")
 _NODES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
 _SWITCHES = (
     "kernel/core_pattern", "kernel/hostname", "kernel/pid_max", "vm/memfd_noexec", "user/max_user_namespaces",
