@@ -212,8 +212,10 @@ def test_of_the_network_a_trusted_project_opens_named_hosts_and_no_more(
 _denied = st.lists(st.sampled_from(_DENY), max_size=2, unique=True).map(tuple)
 
 
-@given(st.sampled_from(["allowlist", "full", "host"]), _VALUES["network.requests"], _VALUES["network.requests"],
-       _denied, _denied)  # fmt: skip
+_asked = _VALUES["network.requests"]
+
+
+@given(st.sampled_from(["allowlist", "full", "host"]), _asked, _asked, _denied, _denied)
 def test_what_layers_forbid_is_forbidden_together(
     mode: str, first: dict[str, tuple[str, ...]], second: dict[str, tuple[str, ...]], denied: tuple[str, ...],
     more: tuple[str, ...],

@@ -279,12 +279,15 @@ def _split(rest: str, text: str) -> tuple[str, str | None, str | None]:
 
 
 def _no_url(head: str, text: str) -> str:
+    host, _, port = head.partition(":")
     try:
-        hosts.normalise(head.partition(":")[0])
+        host = hosts.normalise(host)
     except ValueError:
         return "only an address has a prefix length: write 10.0.0.0/8"
-    scheme = text.partition("://")[0] + "://" if "://" in text else ""
-    return f"a rule is about a host and not about a URL: write {scheme}{head}; network.requests knows paths"
+    if port.isascii() and port.isdigit():
+        host += f":{port}"
+    scheme = text.partition("://")[0].lower() + "://" if "://" in text else ""
+    return f"a rule is about a host and not about a URL: write {scheme}{host}; network.requests knows paths"
 
 
 def _ports(text: str) -> Ports:
