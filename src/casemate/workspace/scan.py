@@ -30,7 +30,7 @@ from casemate.sys.files import (
 from casemate.workspace.names import join
 from casemate.workspace.report import Limits
 
-__all__ = ["DIR", "FILE", "LINK", "SPECIAL", "WHITEOUT", "Change", "Changes", "scan", "unlock"]
+__all__ = ["DIR", "FILE", "LINK", "MODE", "SPECIAL", "WHITEOUT", "Change", "Changes", "scan", "unlock"]
 
 #: What an entry of the top is. SPECIAL is a FIFO, a socket or a device.
 FILE, LINK, DIR, WHITEOUT, SPECIAL = "file", "link", "dir", "whiteout", "special"
@@ -38,7 +38,7 @@ FILE, LINK, DIR, WHITEOUT, SPECIAL = "file", "link", "dir", "whiteout", "special
 
 # Where the mode of a directory is noted that had to be unlocked. The command could write it, too, and would
 # only have chosen the mode once more.
-_MODE = "user.casemate.mode"
+MODE = "user.casemate.mode"
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
@@ -353,12 +353,12 @@ def unlock(directory: int) -> int:
         return mode
     path = descriptor_path(directory)
     try:
-        noted = int(os.getxattr(path, _MODE), 8) & 0o7777
+        noted = int(os.getxattr(path, MODE), 8) & 0o7777
     except (OSError, ValueError):
         noted = None
     if mode & 0o700 != 0o700:
         chmod_fd(directory, mode | 0o700)
         if noted is None:
             with suppress(OSError):
-                os.setxattr(path, _MODE, b"%o" % mode)
+                os.setxattr(path, MODE, b"%o" % mode)
     return mode if noted is None else noted

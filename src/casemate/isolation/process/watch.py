@@ -6,54 +6,70 @@ milliseconds, so a fast writer overshoots by what it writes in between; the offe
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
+import time
+
+from casemate.sys.usage import disk_usage
 
 __all__ = ["Watch"]
 
-_LONG = 2048  # of the 4096 bytes that a path may have
-_TOO_MUCH = 1 << 62
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SHARE = 4  # of the room that is left: what may be written between two looks
+_PAUSE, _PATIENCE = 1.0, 20  # a look is due after a second, or 20 times what the last one took
 
 
 class Watch:
     """Watches one sandbox. ``tops`` are the directories its writes go to; ``pid`` is its init; ``scratch``
-    is its own file system where that lies in memory, else -1.
+    is its own file system where that lies in memory, else -1. ``used`` is what is in the tops already.
     """
 
-    def __init__(self, limits: dict[str, int], tops: list[str], pid: int, scratch: int = -1) -> None:
+    def __init__(
+        self, limits: dict[str, int], tops: list[str], pid: int, scratch: int = -1, used: int = 0
+    ) -> None:
         self._limits = limits
         self._tops = tops
         self._pid = pid
         self._scratch = scratch
-        self._free_at_start = [_free(top) for top in tops]
+        self._free = [_free(top) for top in tops]
+        self._next = time.monotonic() + _PAUSE
+        self.used = used
+        """Bytes in the tops when it looked last."""
 
     def exceeded(self) -> str:
         """The name of a limit that is exceeded right now, or ``""``."""
         limit = self._limits.get("memory")
-        if limit is not None:
-            tree = _tree(self._pid)
-            files = _in_files(self._scratch)
-            # Cheap and too high: pages that forked processes share are counted once for each of them.
-            most = sum(_resident(pid) for pid in tree) + files
-            if most > limit:
-                shares = [_proportional(pid) for pid in tree]
-                # What is mapped of the files is in both numbers.
-                if sum(own for own, _ in shares) + max(sum(shared for _, shared in shares), files) > limit:
-                    return "memory"
+        if limit is not None and self._memory_exceeds(limit):
+            return "memory"
         limit = self._limits.get("disk")
-        if limit is not None and self._tops:
-            # The file system's free space is one cheap call; only when it has shrunk by a quarter of the
-            # limit is it worth the walk. Others may write there too, so it decides nothing by itself.
-            shrunk = sum(
-                before - _free(top) for top, before in zip(self._tops, self._free_at_start, strict=True)
-            )
-            if shrunk > limit // 4:
-                used = sum(_size(top) for top in self._tops) + _unlinked(self._pid)
-                if used > limit:
-                    return "disk"
+        if limit is not None and self._tops and self._look_due(limit) and self._look() > limit:
+            return "disk"
         return ""
+
+    def _memory_exceeds(self, limit: int) -> bool:
+        tree = _tree(self._pid)
+        files = _in_files(self._scratch)
+        # Cheap and too high: pages that forked processes share are counted once for each of them.
+        if sum(_resident(pid) for pid in tree) + files <= limit:
+            return False
+        shares = [_proportional(pid) for pid in tree]
+        # What is mapped of the files is in both numbers.
+        return sum(own for own, _ in shares) + max(sum(shared for _, shared in shares), files) > limit
+
+    def _look_due(self, limit: int) -> bool:
+        """Whether it is worth the walk: the file system's free space, one cheap call, has shrunk by a share
+        of what is left; or, since others write and delete there too, it was long ago.
+        """
+        now = [_free(top) for top in self._tops]
+        shrunk = sum(before - free for before, free in zip(self._free, now, strict=True))
+        return shrunk > max(0, limit - self.used) // _SHARE or time.monotonic() > self._next
+
+    def _look(self) -> int:
+        began = time.monotonic()
+        self._free = [_free(top) for top in self._tops]
+        self.used = sum(disk_usage(top)[0] for top in self._tops) + _unlinked(self._pid)
+        now = time.monotonic()
+        self._next = now + max(_PAUSE, _PATIENCE * (now - began))
+        return self.used
 
 
 def _free(path: str) -> int:
@@ -107,51 +123,6 @@ def _proportional(pid: int) -> tuple[int, int]:
     except OSError:
         pass
     return own, shared
-
-
-class _Place:
-    """A directory that paths start from, open as long as one of them is still to be looked at."""
-
-    __slots__ = ("handle",)
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def __del__(self) -> None:
-        os.close(self.handle)
-
-
-def _size(top: str) -> int:
-    """Blocks of everything below; iterative, following nothing, deaf to what vanishes meanwhile.
-
-    However deep it is: a path that gets long starts anew from a directory on the way. What is too deep even
-    for that counts as more than there can be.
-    """
-    total = 0
-    queue: list[tuple[_Place, str]] = []
-    place, path = _Place(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)), top
-    while True:
-        try:
-            handle = os.open(path, _DIRECTORY, dir_fd=place.handle)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                return _TOO_MUCH
-        else:
-            here = _Place(handle)
-            if len(path) > _LONG:
-                place, path = here, "."
-            try:
-                with os.scandir(handle) as entries:
-                    for entry in entries:
-                        facts = entry.stat(follow_symlinks=False)
-                        total += facts.st_blocks * 512
-                        if stat.S_ISDIR(facts.st_mode):
-                            queue.append((place, f"{path}/{entry.name}"))
-            except OSError:
-                pass
-        if not queue:
-            return total
-        place, path = queue.pop()
 
 
 def _unlinked(pid: int) -> int:
