@@ -326,7 +326,7 @@ def _host(host: str, length: str | None) -> tuple[Literal["name", "suffix", "net
     if "*" in host:
         raise ValueError("`*` stands for whole labels at the front: write *.example.org")
     if host.startswith("."):
-        raise ValueError(f"for the names below it write *{host}")
+        raise ValueError(f"for the names below it write *.{hosts.normalise(host[1:])}")
     address = hosts.address(host)
     if address is None:
         if host.startswith("["):
