@@ -344,7 +344,7 @@ def _attach_lookup(tcp: int) -> int:
             0, 0, 0, 0, 0, b"casemate", 0, _SK_LOOKUP_ATTACH,
         )  # fmt: skip
         program = _bpf("program", _PROG_LOAD, attributes)
-        namespace = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         link = struct.pack("=IIII", program, namespace, _SK_LOOKUP_ATTACH, 0) + bytes(16)
         return _bpf("link", _LINK_CREATE, link)
     finally:
