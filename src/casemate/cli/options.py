@@ -10,7 +10,7 @@ VALUES = {
     "--workspace": "workspace_dir", "-C": "workspace_dir", "--preset": "preset", "--policy": "policy",
     "--network": "network", "--timeout": "timeout", "--memory": "memory", "--disk": "disk",
     "--file-size": "file_size", "--output": "output", "--pids": "pids", "--open-files": "open_files",
-    "--cpu": "cpu", "--scope": "scope", "--tty": "tty", "--report": "report",
+    "--cpu": "cpu", "--scope": "scope", "--tty": "tty", "--report": "report", "--session": "session",
     "--reviewer": "reviewer",
     "--parent-proxy": "parent_proxy",
 }  # fmt: skip
@@ -22,7 +22,7 @@ LISTS = {
 }  # fmt: skip
 SWITCHES = {
     "--json": "json", "--quiet": "quiet", "-q": "quiet", "--no-wait": "no_wait", "--no-daemon": "no_daemon",
-    "--help": "help", "-h": "help", "--ask": "ask",
+    "--help": "help", "-h": "help", "--ask": "ask", "--direct": "direct",
 }  # fmt: skip
 
 

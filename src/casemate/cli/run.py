@@ -57,6 +57,8 @@ Runs CMD in a copy-on-write view of the workspace; unprotected changes are appli
   --cache NAME            keep this package manager's cache for the workspace: pip, npm, cargo, …
   --env NAME[=VALUE]      pass a variable, or set it
   --degrade WORD          give up one protection by its word
+  --direct                change the workspace at once instead of a view (servers, watchers); nothing is kept back
+                          to be looked at, and what is protected is refused
   --network MODE          none (default) | allowlist | full (every public address) | host (degraded)
   --allow HOST[:PORT]     reach this host: github.com, '*.example.org:443', 10.0.0.0/8:5432  (these may be
                           repeated; without --network they make none an allowlist)
@@ -68,6 +70,8 @@ Runs CMD in a copy-on-write view of the workspace; unprotected changes are appli
   --credential NAME[:AS][+add]=HOST[,HOST…]   the gate holds $NAME and puts it into requests to HOST;
                           AS: bearer (default) | basic[:USER] | header:NAME | query:KEY
   --parent-proxy URL      everything through this proxy (needs --degrade parent-proxy)
+  --session NAME          keep HOME and the view for the next command of the session; nothing is applied at the
+                          end (`casemate session --help`)
   --timeout TIME          30s, 5m, 1h
   --memory SIZE  --disk SIZE  --file-size SIZE  --output SIZE      512M, 2G
   --pids N  --open-files N  --cpu N
@@ -114,6 +118,8 @@ class Options(msgspec.Struct, kw_only=True):
         fields.update(cwd=cwd, pass_=tuple(passed), set=setting)
         if "ask" in self.switches:
             fields["ask"] = True
+        if "direct" in self.switches:
+            fields["workspace"] = "direct"
         if given := self.lists.get("credential"):
             fields["credentials"] = dict(map(_credential, given))
         return msgspec.convert(fields, FlagLayer)
@@ -169,6 +175,9 @@ def request(
     workspace = os.path.realpath(os.path.join(cwd, chosen)) if chosen is not None else here
     inside = here == workspace or here.startswith(f"{workspace.rstrip('/')}/")
     policy = options.values.get("policy")
+    session = options.values.get("session")
+    if session is not None:
+        _check_session(session, options)
     tty = options.values.get("tty", "auto")
     return Request(
         argv=options.argv,
@@ -181,7 +190,21 @@ def request(
         tty=(terminal and tty == "auto" and "json" not in options.switches) or tty == "yes",
         window=window,
         umask=umask,
+        session=session or "",
     )
+
+
+def _check_session(name: str, options: Options) -> None:
+    """Refuse a session that cannot be. Raises PolicyError."""
+    from casemate.workspace.records import check_name
+
+    check_name(name)
+    if options.values.get("preset") == "full-access":
+        raise PolicyError(
+            "without a boundary there is no view that a session could keep",
+            code="full-access-session",
+            hint="leave one of both out",
+        )
 
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
@@ -447,7 +470,9 @@ def waiting_note(holder: str) -> str:
 
 
 def interrupted(job: Job) -> str:
-    """The offer of what killed commands left, or ``""``. ``Preconditions:`` the workspace's lock is held."""
+    """The offer of what killed commands left, or ``""``. ``Preconditions:`` the job's lock is held."""
+    if job.request.session:  # it is not the workspace's: somebody else's command may be under way
+        return ""
     count = kept_count(job)
     if not count:
         return ""

@@ -14,9 +14,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from casemate.isolation.process.spec import Direct
     from casemate.policy.model import Policy
 
-__all__ = ["Facts", "Plan", "plan"]
+__all__ = ["Facts", "Plan", "digest", "plan"]
 
 #: HOME inside, and the name that the sandbox's uid has there.
 HOME = "/home/sandbox"
@@ -33,7 +34,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     groups can be made. ``owners`` maps each view's source to the uid and gid that own it, ``files`` are
     those of them that are no directories. ``covers`` maps files of the system to what they hold inside.
     ``gate_ports`` is None where no gate is wanted, else what it listens on if not all ports can be had. ``sockets``
-    are unix sockets of the host to be seen at their own place. Sizes are bytes.
+    are unix sockets of the host to be seen at their own place. ``direct`` is used where the policy wants the
+    workspace changed directly. Sizes are bytes.
     """
 
     rootless: bool
@@ -54,6 +56,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     gate_ports: tuple[int, ...] | None
     sockets: tuple[str, ...]
     devices: tuple[str, ...]
+    direct: Direct | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +104,7 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         )
     if facts.caches and "disk" in scopes:
         scopes["disk"] += ", without caches"
+    direct = _direct(policy, facts, scopes)
     views = _views(policy, workspace, facts)
     root, hide = _root(policy, facts, views)
     words, degraded = _degraded(policy)
@@ -126,8 +130,34 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         hide=hide,
         capture=None if facts.gate_ports is None else [*facts.gate_ports],
         sockets=[*facts.sockets],
+        direct=direct,
     )
-    return Plan(spec=spec, scopes=scopes, watch=watch, degraded=tuple(degraded), digest=_digest(spec))
+    return Plan(spec=spec, scopes=scopes, watch=watch, degraded=tuple(degraded), digest=digest(spec))
+
+
+def _direct(policy: Policy, facts: Facts, scopes: dict[str, str]) -> Direct | None:
+    """How the workspace is changed directly, if it is."""
+    if policy.filesystem.workspace != "direct":
+        return None
+    if "nested-userns" in policy.isolation.degrade:
+        raise ProtectionUnavailable(
+            "a workspace that is changed directly and nested-userns do not go together",
+            hint="paths are looked up as in this sandbox, not as in one within it; leave out one of them",
+            protection="direct workspace",
+            needed="no mount and no root directory but the sandbox's own",
+            found="the word nested-userns",
+        )
+    if facts.direct is None:
+        raise ProtectionUnavailable(
+            "this kernel cannot have the workspace changed directly",
+            hint='use filesystem.workspace = "write", whose changes are applied at the end',
+            protection="direct workspace",
+            needed="seccomp notification that waits for the answer (Linux 5.19)",
+            found="none",
+        )
+    if "disk" in scopes:
+        scopes["disk"] += ", without the workspace"
+    return facts.direct
 
 
 def _degraded(policy: Policy) -> tuple[list[str], list[str]]:
@@ -143,7 +173,8 @@ def _degraded(policy: Policy) -> tuple[list[str], list[str]]:
     return words, degraded
 
 
-def _digest(spec: Spec) -> str:
+def digest(spec: Spec) -> str:
+    """What names a specification."""
     from _blake2 import blake2b
 
     text = repr(sorted(spec.as_dict().items()))

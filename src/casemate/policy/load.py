@@ -132,7 +132,7 @@ def _without_writes(layer: Layer) -> Layer:
     dropped = {
         field: value
         for field, value in layer.values.items()
-        if value and (field == "filesystem.write" or (field == "filesystem.workspace" and value == "write"))
+        if value and (field == "filesystem.write" or (field == "filesystem.workspace" and value != "read"))
     }
     if not dropped or not layer.grants:
         return layer

@@ -59,7 +59,7 @@ _NEVER_PROJECT = (
     "isolation.boundary",
     "isolation.degrade",
 )
-_RANKS: dict[object, float] = {"read": 0, "write": 1, "tree": 0, "auto": 1}
+_RANKS: dict[object, float] = {"read": 0, "write": 1, "direct": 2, "tree": 0, "auto": 1}
 _MODES: dict[object, float] = {"none": 0, "allowlist": 1, "full": 2, "host": 3}
 # What only the gate does.
 _GATES = ("network.allow", "network.ask", "network.ssh-agent", "network.credentials")
@@ -407,13 +407,17 @@ class _State:
                 f"network.mode is host (from {self.origins['network.mode']}): "
                 "the command reaches everything that this host reaches"
             )
+        if self.values["filesystem.workspace"] == "direct" and self.values["isolation.boundary"] != "none":
+            self.notes.append(
+                f"filesystem.workspace is direct (from {self.origins['filesystem.workspace']}): "
+                "what the command changes is changed at once, and stays"
+            )
 
 
 def _never(field: str, value: object) -> bool:
     """Whether a project never grants this, trusted or not."""
-    return field in _NEVER_PROJECT or (
-        field == "network.mode" and rank(field, value) > rank(field, "allowlist")
-    )
+    most = {"network.mode": "allowlist", "filesystem.workspace": "write"}.get(field)
+    return field in _NEVER_PROJECT or (most is not None and rank(field, value) > rank(field, most))
 
 
 def _is_guarded(text: str) -> bool:

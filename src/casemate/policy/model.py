@@ -46,7 +46,7 @@ __all__ = [
     "degraded",
 ]
 
-WorkspaceMode = Literal["write", "read"]
+WorkspaceMode = Literal["write", "read", "direct"]
 NetworkMode = Literal["none", "allowlist", "full", "host"]
 Boundary = Literal["process", "none"]
 Scope = Literal["auto", "tree"]
@@ -94,7 +94,8 @@ class RawFilesystem(_Closed, frozen=True, kw_only=True):
         WorkspaceMode | UnsetType,
         Meta(
             description="`write`: a copy-on-write view whose changes are applied at the end. "
-            "`read`: it cannot be changed."
+            "`read`: it cannot be changed. `direct`: changes are made at once, for servers and watchers, and "
+            "what protects names refuses instead of holding back; never a project's to choose."
         ),
     ] = UNSET
     read: Annotated[
@@ -263,7 +264,7 @@ class Ceiling(_Closed, frozen=True, kw_only=True):
         tuple[Literal["read-only", "workspace-write", "full-access"], ...] | UnsetType,
         Meta(description="Presets that may be chosen."),
     ] = UNSET
-    workspace: Annotated[WorkspaceMode | UnsetType, Meta(description="`read`: never changed.")] = UNSET
+    workspace: Annotated[WorkspaceMode | UnsetType, Meta(description="`read`: never changed. `write`: never directly.")] = UNSET
     read: Annotated[
         _Names | UnsetType,
         Meta(description="Directories below which `read` may reach."),

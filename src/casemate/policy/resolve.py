@@ -375,7 +375,7 @@ def _degrade(task: Task) -> object:
 _MIB = 1 << 20
 
 _RESOLVERS: dict[str, Callable[[Task], object]] = {
-    "filesystem.workspace": _one_of(("write", "read")),
+    "filesystem.workspace": _one_of(("write", "read", "direct")),
     "filesystem.read": _read,
     "filesystem.write": _write,
     "filesystem.deny": _deny,

@@ -21,6 +21,7 @@ __all__ = ["TAIL", "find"]
 #: How much of the end of stderr is looked at, in bytes.
 TAIL = 16384
 _MOST = 8
+_MOST_REFUSED = 50
 _MOST_HOSTS = 20
 _NETWORK = (
     b"Could not resolve host",
@@ -53,13 +54,23 @@ _LIMITS = {
 
 
 def find(
-    job: Job, applied: Applied, stderr_tail: bytes, network: NetworkUse | None = None
+    job: Job,
+    applied: Applied,
+    stderr_tail: bytes,
+    network: NetworkUse | None = None,
+    refused: Iterable[tuple[str, str]] = (),
 ) -> tuple[Denial, ...]:
-    """Certain ones first, then likely ones; at most a handful of each."""
+    """Certain ones first, then likely ones; at most a handful of each. ``refused`` are reasons and paths from
+    the broker of a workspace that is changed directly.
+    """
     found = [
         Denial(what=path, certain=True, kind=f"held-{reason}", allow="")
         for path, reason in applied.held[:_MOST]
     ]
+    for reason, path in [*refused][:_MOST_REFUSED]:
+        kind, _, detail = reason.partition(": ")
+        what = f"{path} ({detail})" if detail else path
+        found.append(Denial(what=what, certain=True, kind=f"refused-{kind}"))
     if job.plan is None:
         return tuple(found)
     found += _refused(network) if network is not None else []

@@ -12,7 +12,7 @@ import msgspec
 from casemate import settings
 from casemate.errors import PolicyError, SandboxError
 from casemate.isolation.plan import Facts, Plan, plan
-from casemate.isolation.process.spec import Late
+from casemate.isolation.process.spec import Direct, Late
 from casemate.policy import environment, tools
 from casemate.policy.load import load
 from casemate.policy.model import Effective, FlagLayer, Policy, degraded
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from casemate.sys.cgroups import Hierarchies
 
-__all__ = ["Job", "Request", "kept_count", "own_umask", "prepare"]
+__all__ = ["Job", "Request", "direct_lock", "kept_count", "own_umask", "prepare"]
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix")
 _HOSTS = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -45,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tty: bool = False
     window: tuple[int, ...] = ()
     umask: int = 0o022
+    session: str = ""
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -68,6 +69,12 @@ class Job(msgspec.Struct, kw_only=True):
     def key(self) -> str:
         """The file name under which state of this workspace is kept."""
         return settings.workspace_key(self.workspace)
+
+    @property
+    def lock(self) -> str:
+        """The file that is locked while the command runs: the workspace's, or that of the session."""
+        name = self.request.session
+        return f"{self.places.run}/locks/{self.key}" + (f".{name}" if name else "")
 
     @property
     def saved_hosts(self) -> str:
@@ -211,6 +218,7 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
         owners[path] = (status.st_uid, status.st_gid)
         if not stat.S_ISDIR(status.st_mode):
             files.append(path)
+    readable = (*shown, *found.binds, *world.binds, *policy.filesystem.read)
     facts = Facts(
         rootless=rootless,
         loop=not rootless and not loop.available(),
@@ -230,12 +238,40 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
         gate_ports=tuple(ports_of(policy.network)) if gate else None,
         sockets=policy.network.sockets,
         devices=(),
+        direct=_direct(job, readable),
     )
     job.plan = plan(policy, workspace, facts, f"{places.state}/views/{job.key}")
     job.late.env = world.env
-    job.readable = (*shown, *found.binds, *world.binds, *policy.filesystem.read)
+    job.readable = readable
     job.notes = (*job.notes, *found.notes, *world.notes)
     job.degraded = job.plan.degraded
+
+
+def _direct(job: Job, readable: tuple[str, ...]) -> Direct | None:
+    """How the workspace is changed directly, where that is wanted and the kernel can do it."""
+    if job.policy.filesystem.workspace != "direct":
+        return None
+    from casemate.sys import notify
+
+    if not notify.available():
+        return None
+    root = f"{job.workspace.rstrip('/')}/"
+    denied = [f"/{path[len(root) :]}" for path in job.policy.filesystem.deny if path.startswith(root)]
+    return Direct(
+        target=job.workspace,
+        judge="casemate.workspace.live:LiveJudge",
+        # A keeper knows only where Casemate itself is.
+        paths=[os.path.dirname(os.path.dirname(msgspec.__file__))],
+        protect=[*job.policy.filesystem.protect, *denied],
+        readable=[*readable],
+        git_path="/usr/bin:/usr/local/bin",
+        lock=direct_lock(job.places),
+    )
+
+
+def direct_lock(where: settings.Places) -> str:
+    """The file that is locked by whoever changes a workspace for a sandbox, for the time of that change."""
+    return f"{where.run}/locks/changes"
 
 
 def kept_count(job: Job) -> int:

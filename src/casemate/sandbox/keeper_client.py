@@ -52,6 +52,10 @@ class Ended:
         if is_list(usage) and len(usage) == 3:
             user, system, largest = (_number(value) for value in usage)
             outcome.rusage = (user, system, int(largest))
+        refused = message.get("refused")
+        for row in refused if is_list(refused) else ():
+            if is_list(row) and len(row) == 2:
+                outcome.refused.append((str(row[0]), str(row[1])))
         free, size = message.get("free"), message.get("size")
         small = isinstance(free, int) and isinstance(size, int) and free * 50 < size and free < (1 << 20)
         self.disk_full = small

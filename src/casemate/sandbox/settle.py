@@ -220,7 +220,9 @@ def result(
         stdout=stdout,
         stderr=stderr,
         applied=applied,
-        denials=denials.find(job, applied, stderr_tail, network) if code != 0 or applied.held or network else (),
+        denials=denials.find(job, applied, stderr_tail, network, outcome.refused)
+        if code != 0 or applied.held or network or outcome.refused
+        else (),
         network=network or NetworkUse(),
         boundary="process" if plan else "none",
         degraded=job.degraded,

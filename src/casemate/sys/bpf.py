@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALLOW",
     "KILL",
+    "NOTIFY",
     "Action",
     "Arg",
     "Errno",
@@ -75,7 +76,8 @@ class Action:
         return hash(self.value)
 
     def __repr__(self) -> str:
-        return {0x7FFF_0000: "ALLOW", 0x8000_0000: "KILL"}.get(self.value, f"Action({self.value:#x})")
+        names = {0x7FFF_0000: "ALLOW", 0x8000_0000: "KILL", 0x7FC0_0000: "NOTIFY"}
+        return names.get(self.value, f"Action({self.value:#x})")
 
 
 class Errno(Action):
@@ -99,6 +101,7 @@ class Errno(Action):
 
 
 ALLOW = Action(0x7FFF_0000)
+NOTIFY = Action(0x7FC0_0000)  # the call waits for an answer of whoever holds the listener
 KILL = Action(0x8000_0000)  # the whole process, by SIGSYS that cannot be caught
 
 
@@ -415,6 +418,11 @@ class Prepared:
         self._call = LIBC["prctl"]
         self._call.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
         self._fail = fail
+
+    @property
+    def header(self) -> object:
+        """The ``struct sock_fprog``, for other calls that take one; valid as long as this object."""
+        return self._header
 
     def install(self) -> None:
         """Put the calling thread, and all it starts from now on, behind the program.

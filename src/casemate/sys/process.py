@@ -5,11 +5,13 @@ from __future__ import annotations
 import _signal
 import ctypes
 import os
+import struct
 
 from casemate.sys.native import LIBC, fail, machine, syscall
 
 __all__ = [
     "StartBlock",
+    "become",
     "close_all_but",
     "die_with_parent",
     "drop_bounding_set",
@@ -27,6 +29,7 @@ __all__ = [
 _CAPSET = {"x86_64": 126}.get(machine(), 91)
 _CLOSE_RANGE, _PIDFD_SEND_SIGNAL = 436, 424
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_SET_KEEPCAPS = 8
 _PR_CAP_AMBIENT = 47
 
 # Version 3 of the capability header (Linux 2.6.26), pid 0 = self, then two empty triples.
@@ -98,6 +101,19 @@ def drop_capabilities() -> None:
     """Give up every capability, and the ambient ones first."""
     _prctl(_PR_CAP_AMBIENT, 4, 0, 0, 0)
     syscall("capset", _CAPSET, _CAP_HEADER, _CAP_NONE)
+
+
+def become(uid: int, gid: int, *, keep: int) -> None:
+    """Take other ids for good, without supplementary groups, and keep one capability (its number) of all."""
+    if _prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0) < 0:
+        raise fail("prctl KEEPCAPS")
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    # Effective and permitted for the lower 32 capabilities, then the same for the upper; inheritable never.
+    low, high = (1 << keep) & 0xFFFF_FFFF, (1 << keep) >> 32
+    data = struct.pack("=6I", low, low, 0, high, high, 0)
+    syscall("capset", _CAPSET, _CAP_HEADER, data)
 
 
 def no_new_privileges() -> None:

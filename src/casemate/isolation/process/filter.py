@@ -30,14 +30,14 @@ from errno import (
     ESOCKTNOSUPPORT,
 )
 
-from casemate.sys.bpf import ALLOW, Arg, Errno, Rule, When, assemble
+from casemate.sys.bpf import ALLOW, NOTIFY, Arg, Errno, Rule, When, assemble
 from casemate.sys.syscalls import AUDIT_ARCH, TABLES
 
 TYPE_CHECKING = False  # importing typing for its constant takes longer than all of this module
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEFAULT", "POLICY", "WORDS", "build", "policy"]
+__all__ = ["DEFAULT", "POLICY", "WORDS", "broker", "build", "policy"]
 
 # The words of the policy's degrade list that change the table.
 WORDS = frozenset({"memfd-exec", "nested-userns", "network-host", "ptrace"})
@@ -333,8 +333,63 @@ fsconfig fsmount fspick mount_setattr statmount listmount sethostname setdomainn
 """
 
 
-def policy(words: frozenset[str] = frozenset(), *, strict_memfd: bool = False) -> dict[str, Rule]:
-    """The table under some degrade words.
+# --- A workspace that is changed directly ------------------------------------------------------------------
+
+# What could change a file waits for the broker, which carries it out where it means the workspace and lets
+# the rest through. None of this is a wall: the sandbox's own mount of the workspace is read-only, and the
+# broker never lets a call through because of what it has seen in memory. Set-id bits of a mode are the
+# exception, since they could be put on a file that the broker has opened: they lie in a register, and a call
+# with them is never let through.
+# Asked about without conditions: calls that are rare, or whose every use would fail on a read-only mount.
+_ACTS = """
+creat mkdir mkdirat unlink rmdir unlinkat symlink symlinkat rename renameat renameat2 link linkat truncate
+chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat utime utimes futimesat utimensat
+"""
+# open(path, int flags, mode), openat(dir, path, int flags, mode): any access mode but reading, O_CREAT, and
+# O_TRUNC, which empties a file whatever the access mode is. O_TMPFILE wants an access mode for writing.
+_CHANGING = 0o3 | 0o100 | 0o1000
+# access(path, int mode), faccessat(dir, path, int mode): W_OK, which a read-only mount answers by EROFS.
+_W_OK = 2
+_WITH_BROKER: Mapping[str, Rule] = {
+    **dict.fromkeys(_ACTS.split(), NOTIFY),
+    "open": When(Arg(1, 0, mask=_CHANGING), ALLOW, NOTIFY),
+    "openat": When(Arg(2, 0, mask=_CHANGING), ALLOW, NOTIFY),
+    "access": When(Arg(1, 0, mask=_W_OK), ALLOW, NOTIFY),
+    "faccessat": When(Arg(2, 0, mask=_W_OK), ALLOW, NOTIFY),
+    "faccessat2": When(Arg(2, 0, mask=_W_OK), ALLOW, NOTIFY),
+    "mknod": When(Arg(1, *_FILE_TYPES, mask=0xF000), NOTIFY, _REFUSED),
+    "mknodat": When(Arg(2, *_FILE_TYPES, mask=0xF000), NOTIFY, _REFUSED),
+    "umask": NOTIFY,  # only so that the broker knows that it has changed
+    # Their flags lie in memory. Who gets ENOSYS uses openat, and read and write.
+    "openat2": _ABSENT,
+    **dict.fromkeys(("io_uring_setup", "io_uring_enter", "io_uring_register"), _ABSENT),
+    # The broker does not know what a program has forbidden itself, so it shall not count on it.
+    **dict.fromkeys(
+        ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"), _ABSENT
+    ),
+}
+
+# What the broker itself needs no more once it serves. It starts nothing and connects nowhere.
+_NOT_FOR_BROKER = """
+execve execveat fork vfork clone ptrace process_vm_writev kill tkill tgkill pidfd_send_signal pidfd_open
+socket socketpair connect bind listen accept accept4 setns unshare
+setuid setreuid setresuid setfsuid setgid setregid setresgid setfsgid setgroups capset memfd_create
+"""
+
+
+def broker(arch: str) -> bytes:
+    """The program for the broker of a directly changed workspace: less than a sandbox has, but it may read
+    the memory of other processes. Raises KeyError for an unknown machine.
+    """
+    numbers = TABLES[arch]
+    table = {**POLICY, **_rules(_NOT_FOR_BROKER, _REFUSED), "process_vm_readv": ALLOW}
+    return assemble(AUDIT_ARCH[arch], {number: table[name] for name, number in numbers.items()}, DEFAULT)
+
+
+def policy(
+    words: frozenset[str] = frozenset(), *, strict_memfd: bool = False, direct: bool = False
+) -> dict[str, Rule]:
+    """The table under some degrade words; ``direct``: with a broker.
 
     ``strict_memfd`` is for a sandbox whose pid namespace has no vm.memfd_noexec of its own; the word
     ``memfd-exec`` wins over it. ``network-host`` changes nothing here: the socket rules hold for the host's
@@ -349,6 +404,8 @@ def policy(words: frozenset[str] = frozenset(), *, strict_memfd: bool = False) -
         table.update(_rules(_WITH_PTRACE, ALLOW))
     if "nested-userns" in words:
         table.update(_rules(_WITH_USERNS, ALLOW))
+    if direct:
+        table.update(_WITH_BROKER)
     return table
 
 
@@ -358,19 +415,21 @@ _FREQUENT = (
     "epoll_wait epoll_pwait recvmsg sendmsg rt_sigprocmask rt_sigaction clock_nanosleep ioctl"
 )
 
-_built: dict[tuple[str, frozenset[str], bool], bytes] = {}
+_built: dict[tuple[str, frozenset[str], bool, bool], bytes] = {}
 
 
-def build(arch: str, *, words: frozenset[str] = frozenset(), strict_memfd: bool = False) -> bytes:
+def build(
+    arch: str, *, words: frozenset[str] = frozenset(), strict_memfd: bool = False, direct: bool = False
+) -> bytes:
     """The filter program for ``x86_64`` or ``aarch64``. The same arguments give the same object.
 
     Raises KeyError for another machine and ValueError as ``policy`` does.
     """
-    key = (arch, words, strict_memfd)
+    key = (arch, words, strict_memfd, direct)
     program = _built.get(key)
     if program is None:
         numbers = TABLES[arch]
-        table = policy(words, strict_memfd=strict_memfd)
+        table = policy(words, strict_memfd=strict_memfd, direct=direct)
         rules = {number: table[name] for name, number in numbers.items()}
         frequent = [numbers[name] for name in _FREQUENT.split() if name in numbers]
         program = assemble(AUDIT_ARCH[arch], rules, DEFAULT, frequent=frequent)

@@ -232,9 +232,8 @@ class Keeper:
         site = running.site
         watch = None
         if limits:
-            tops = [site.directory] if spec.tops_on_disk and site.tops else []
             scratch = -1 if spec.scratch_image else site.scratch
-            watch = Watch(limits, tops, running.pid, scratch)
+            watch = Watch(limits, site.on_disk, running.pid, scratch)
         self._runs[number] = _Run(site, running, str(message.get("note", "")), watch)
         self._by_pidfd[running.pidfd] = number
         self._by_status[running.status] = number
@@ -324,7 +323,9 @@ class Keeper:
                 "events": outcome.events,
                 "times": outcome.times,
                 "rusage": outcome.rusage,
+                "refused": outcome.refused,
                 "limit": run.limit,
+                "used": run.watch.used if run.watch is not None else 0,
                 "directory": run.site.directory,
                 "free": facts.f_bavail * facts.f_frsize,
                 "size": facts.f_blocks * facts.f_frsize,

@@ -144,6 +144,7 @@ class Launcher:
                 # Only now: before, the child may still have been in the host's own.
                 site.network = namespaces.network_of(running.pid)
             terminals = self._ready(site, late, stdio)
+            self._start_broker(site)
             seal.send_surroundings(ours, self._surroundings(site), late)
         except BaseException as error:
             theirs.close()
@@ -165,7 +166,9 @@ class Launcher:
     def start(self, site: Site, late: Late, stdio: tuple[int, int, int]) -> tuple[Running, list[int]]:
         """Start the command of ``late`` in a prepared site; otherwise as ``launch``."""
         terminals = self._ready(site, late, stdio)
-        return self._fork(site, late, stdio, -1, None), terminals
+        running = self._fork(site, late, stdio, -1, None)
+        self._start_broker_of(running)
+        return running, terminals
 
     def start_waiting(self, site: Site) -> tuple[Running, int]:
         """Start a sandbox that seals itself and waits; returns it and the channel for ``hand_over``."""
@@ -182,6 +185,7 @@ class Launcher:
 
         running = self._fork(site, None, (-1, -1, -1), theirs.fileno(), receive)
         theirs.close()
+        self._start_broker_of(running)
         return running, ours.detach()
 
     def hand_over(
@@ -238,6 +242,23 @@ class Launcher:
             if not self.rootless:
                 os.fchown(descriptor, site.uid, site.gid)
 
+    def _start_broker(self, site: Site) -> None:
+        """Start the broker of the workspace, if there is to be one; init waits for it."""
+        if site.direct is not None:
+            alive = (self._alive_read, self._alive_write)
+            ids = None if self.rootless else (site.uid, site.gid)
+            site.direct.start(site.spec, ids, alive=alive, channel=site.broker)
+            site.broker = -1
+
+    def _start_broker_of(self, running: Running) -> None:
+        """The same for a sandbox whose init is there. Raises OSError; the sandbox has ended then."""
+        try:
+            self._start_broker(running.site)
+        except BaseException:
+            self.kill(running)
+            self.reap(running)
+            raise
+
     def _surroundings(self, site: Site) -> seal.Surroundings:
         return seal.Surroundings(
             entrances=site.group.entrances() if site.group else [],
@@ -263,6 +284,10 @@ class Launcher:
         parts.alive_read, parts.alive_write = self._alive_read, self._alive_write
         parts.stdio = stdio
         parts.channel, parts.launchers_end = channel, launchers_end
+        if site.spec.direct is not None:
+            from casemate.isolation.process import direct  # before the fork: init needs it, too
+
+            site.broker, parts.broker = direct.channel()
         status_read, parts.status = os.pipe()
         if site.parts:
             parts.surroundings = self._surroundings(site)
@@ -282,6 +307,8 @@ class Launcher:
             ) from error
         finally:
             os.close(parts.status)
+            if parts.broker >= 0:
+                os.close(parts.broker)
             if parts.surroundings is not None:
                 for descriptor in parts.surroundings.entrances:
                     os.close(descriptor)
@@ -328,6 +355,8 @@ class Launcher:
         while self.read_status(running):
             pass
         os.waitpid(running.pid, 0)
+        if running.site.direct is not None:
+            running.site.direct.stop()
         outcome = self._look(running)
         os.close(running.pidfd)
         os.close(running.status)
@@ -347,6 +376,8 @@ class Launcher:
     def _look(self, running: Running) -> Outcome:
         outcome = running.outcome
         interpret(running.record, outcome)
+        if running.site.direct is not None:
+            outcome.refused = running.site.direct.refusals()
         if running.site.group is not None:
             outcome.events = running.site.group.events(failed=outcome.status != 0)
         return outcome
@@ -411,13 +442,16 @@ class Launcher:
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
-        for descriptor in (site.network, site.listener):
+        for descriptor in (site.network, site.listener, site.broker):
             if descriptor >= 0:
                 os.close(descriptor)
+        if site.direct is not None and site.spec.direct is not None:
+            site.direct.close(site.spec.direct)
+            site.direct = None
         if site.capture is not None:
             site.capture.close()
             site.capture = None
-        site.scratch = site.pts = site.network = site.listener = -1
+        site.scratch = site.pts = site.network = site.listener = site.broker = -1
         site.parts, site.tops, site.joined, site.lingering = [], [], [], []
         if site.ruleset is not None:
             site.ruleset.close()

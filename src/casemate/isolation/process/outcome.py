@@ -10,7 +10,7 @@ __all__ = ["Outcome", "interpret", "seal_error"]
 class Outcome:
     """How a sandbox ended, as the host knows it."""
 
-    __slots__ = ("events", "failure", "rusage", "spawned", "status", "times")
+    __slots__ = ("events", "failure", "refused", "rusage", "spawned", "status", "times")
 
     def __init__(self) -> None:
         self.status: int | None = None  # raw wait status of the command
@@ -18,6 +18,7 @@ class Outcome:
         self.spawned = False
         self.events: dict[str, int] = {}
         self.times: dict[str, float] = {}
+        self.refused: list[tuple[str, str]] = []  # by the broker of the workspace: reason, path
         self.rusage: tuple[float, float, int] = (0.0, 0.0, 0)  # user s, system s, largest process in bytes
 
 

@@ -74,6 +74,7 @@ class Parts:
     __slots__ = (
         "alive_read",
         "alive_write",
+        "broker",
         "channel",
         "filter",
         "gid",
@@ -105,6 +106,7 @@ class Parts:
         self.status = -1
         self.channel = -1
         self.launchers_end = -1  # the other end of the channel
+        self.broker = -1  # a socket to the broker of the workspace, where it has one
         self.strict_memfd = rootless
         self.stdio: tuple[int, int, int] = (-1, -1, -1)
 
@@ -269,13 +271,17 @@ def _seal(parts: Parts, around: Surroundings, proc: int, step: list[str]) -> Non
         null = os.open("/dev/null", os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
-    keep = [parts.status, parts.channel, *parts.stdio]
+    keep = [parts.status, parts.channel, parts.broker, *parts.stdio]
     process.close_all_but([descriptor for descriptor in keep if descriptor > 2])
     # Not before: a launcher of many sandboxes has more descriptors than a sandbox may have.
     step[0] = "limits"
     _set_rlimits(spec)
     step[0] = "seccomp"
-    if parts.filter is not None:
+    if parts.filter is not None and parts.broker >= 0:
+        from casemate.isolation.process import direct
+
+        direct.hand_over(parts.filter, parts.broker)
+    elif parts.filter is not None:
         parts.filter.install()
 
 

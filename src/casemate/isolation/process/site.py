@@ -25,7 +25,8 @@ from casemate.sys.native import machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from casemate.isolation.process.spec import Spec
+    from casemate.isolation.process.direct import DirectSite
+    from casemate.isolation.process.spec import Direct, Spec
     from casemate.sys.capture import Capture
 
 __all__ = ["HOME", "Site", "SiteMaker"]
@@ -40,7 +41,9 @@ class Site:
 
     __slots__ = (
         "attached",
+        "broker",
         "capture",
+        "direct",
         "directory",
         "filter",
         "gid",
@@ -78,10 +81,20 @@ class Site:
         self.joined: list[tuple[int, int]] = []  # namespaces made ahead: descriptor, kind
         self.lingering: list[int] = []
         self.capture: Capture | None = None  # the gate's listeners inside
+        self.direct: DirectSite | None = None
+        self.broker = -1  # the broker's end of its socket to init, until there is a broker
         self.listener = -1  # a unix socket inside, for whoever serves it
         self.network = -1  # its network namespace, where something may have to be reached in it
         self.ruleset: Ruleset | None = None
         self.filter: PreparedFilter | None = None
+
+    @property
+    def on_disk(self) -> list[str]:
+        """The directories on disk that its writes go to."""
+        stack = self.spec.stack
+        if stack is not None:
+            return [f"{stack.store}/{stack.live}"]
+        return [self.directory] if self.spec.tops_on_disk and self.tops else []
 
 
 class SiteMaker:
@@ -133,10 +146,12 @@ class SiteMaker:
 
     def filter(self, spec: Spec) -> PreparedFilter:
         """The seccomp program of a spec, ready to be installed."""
-        key = ",".join(spec.words)
+        key = ",".join([*spec.words, "direct" if spec.direct else ""])
         if key not in self._filters:
             words = frozenset(spec.words) & seccomp.WORDS
-            program = seccomp.build(machine(), words=words, strict_memfd=self.strict_memfd)
+            program = seccomp.build(
+                machine(), words=words, strict_memfd=self.strict_memfd, direct=spec.direct is not None
+            )
             self._filters[key] = PreparedFilter(program)
         return self._filters[key]
 
@@ -169,6 +184,8 @@ class SiteMaker:
             self._add(site, part, target)
         for path in site.spec.sockets:
             self._show_socket(site, path)
+        if site.spec.direct is not None:
+            self._make_direct(site, site.spec.direct)
 
     def _show_socket(self, site: Site, path: str) -> None:
         """A socket of the host: its owner appears as the sandbox, so that modes mean inside what they mean out."""
@@ -180,6 +197,22 @@ class SiteMaker:
         for place, name in (("/tmp/", "tmp/"), ("/var/tmp/", "vartmp/")):
             if path.startswith(place):
                 _make_mount_point(site.scratch, name + path.removeprefix(place), directory=False)
+
+    def _make_direct(self, site: Site, wanted: Direct) -> None:
+        """The writable mount of the workspace, for its broker; covers over what the other leaves usable."""
+        from casemate.isolation.process import direct
+
+        view = next(view for view in site.spec.views if view.target == wanted.target)
+        tree = self._host_directory(site, view.source, view.owner)
+        try:
+            for path in direct.special_files(tree):
+                self._hide(site, tree, path, f"{wanted.target}/{path}")
+            below = f"{wanted.target}/"
+            beyond = [target.removeprefix(below) for _, target in site.parts if target.startswith(below)]
+            site.direct = direct.DirectSite(wanted, tree, beyond, nested=not self.attached)
+        except BaseException:
+            os.close(tree)
+            raise
 
     def make_namespaces(self, site: Site) -> None:
         """Make network, IPC and UTS namespaces ahead of the process that will enter them."""

@@ -10,7 +10,7 @@ from casemate.errors import SandboxError
 from casemate.sys import packets
 from casemate.sys.plain import is_list, is_object
 
-__all__ = ["Late", "Spec", "Stack", "View", "encode"]
+__all__ = ["Direct", "Late", "Spec", "Stack", "View", "encode"]
 
 _RLIMITS = ("CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "MSGQUEUE", "NOFILE", "NPROC", "STACK")
 
@@ -40,20 +40,65 @@ class View:
 
 
 class Stack:
-    """The layers of a session: the directory that holds them, the frozen ones from the newest down, the
-    live one. HOME is one of the views then, and tops stay where they are when the command has ended.
+    """The layers of a session: the directory that holds them, the live one, and the frozen ones, from the
+    newest down, of the views and of HOME, which is one of the views then. Tops stay where they are when the
+    command has ended.
     """
 
-    __slots__ = ("layers", "live", "store")
+    __slots__ = ("homes", "layers", "live", "store")
 
-    def __init__(self, store: str, live: str, layers: list[str]) -> None:
+    def __init__(self, store: str, live: str, layers: list[str], homes: list[str]) -> None:
         self.store = store
         self.live = live
         self.layers = layers
+        self.homes = homes
 
     def as_list(self) -> list[object]:
         """The JSON form."""
-        return [self.store, self.live, self.layers]
+        return [self.store, self.live, self.layers, self.homes]
+
+
+class Direct:
+    """A workspace that the command changes directly, by way of a broker.
+
+    ``target`` is its path, outside and inside. ``judge`` names the class (``module:class``) whose instances
+    decide about acts, and ``paths`` are where its modules are looked for beside the launcher's own; it gets
+    the workspace, ``target``, ``protect`` (patterns), ``readable`` (where links may lead) and ``git_path``
+    (a PATH). ``lock`` is a file that everybody who changes workspaces for sandboxes locks for one act.
+    """
+
+    __slots__ = ("git_path", "judge", "lock", "paths", "protect", "readable", "target")
+
+    def __init__(
+        self, *, target: str, judge: str, paths: list[str], protect: list[str], readable: list[str],
+        git_path: str, lock: str,
+    ) -> None:  # fmt: skip
+        self.target = target
+        self.judge = judge
+        self.paths = paths
+        self.protect = protect
+        self.readable = readable
+        self.git_path = git_path
+        self.lock = lock
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_dict(cls, data: object) -> Direct:
+        """Check and take the JSON form. Raises SandboxError (``bad-request``)."""
+        fields = _record(data, set(cls.__slots__))
+        protect, readable = _list(fields["protect"]), _list(fields["readable"])
+        return cls(
+            target=_text(fields["target"]),
+            judge=_text(fields["judge"]),
+            paths=[_text(word) for word in _list(fields["paths"])],
+            protect=[_text(word) for word in protect],
+            readable=[_text(word) for word in readable],
+            git_path=_text(fields["git_path"]),
+            lock=_text(fields["lock"]),
+        )
 
 
 class Spec:
@@ -67,7 +112,8 @@ class Spec:
     on disk or have to outlive the launcher. ``hide`` are paths below views that are covered where they exist.
     ``capture`` says that a gate takes every connection: ports to listen on where not all can be had.
     ``sockets`` are unix sockets of the host that the sandbox may connect to, at their own place.
-    ``stack`` are the layers of the session that the command belongs to.
+    ``stack`` are the layers of the session that the command belongs to. ``direct`` says that the view at its
+    target, a read-only one, is changed by way of a broker.
     """
 
     __slots__ = (
@@ -75,6 +121,7 @@ class Spec:
         "capture",
         "cpu",
         "devices",
+        "direct",
         "hide",
         "home",
         "hostname",
@@ -122,6 +169,7 @@ class Spec:
         capture: list[int] | None = None,
         stack: Stack | None = None,
         sockets: list[str] | None = None,
+        direct: Direct | None = None,
     ) -> None:
         self.root = root
         self.views = views
@@ -146,12 +194,14 @@ class Spec:
         self.capture = capture
         self.stack = stack
         self.sockets = sockets or []
+        self.direct = direct
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form, which ``from_dict`` takes back."""
         data: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
         data["views"] = [view.as_list() for view in self.views]
         data["stack"] = None if self.stack is None else self.stack.as_list()
+        data["direct"] = None if self.direct is None else self.direct.as_dict()
         return data
 
     @classmethod
@@ -193,6 +243,7 @@ class Spec:
             capture=_ports(fields["capture"]),
             sockets=[_text(path) for path in _list(fields["sockets"])],
             stack=_stack(fields["stack"]),
+            direct=None if fields["direct"] is None else Direct.from_dict(fields["direct"]),
         )
 
 
@@ -327,8 +378,9 @@ def _number(value: object) -> int:
 def _stack(value: object) -> Stack | None:
     if value is None:
         return None
-    store, live, layers = _row(value, 3)
-    return Stack(_text(store), _text(live), [_text(name) for name in _list(layers)])
+    store, live, *kinds = _row(value, 4)
+    layers, homes = ([_text(name) for name in _list(kind)] for kind in kinds)
+    return Stack(_text(store), _text(live), layers, homes)
 
 
 def _ports(value: object) -> list[int] | None:

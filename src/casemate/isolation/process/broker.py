@@ -1,0 +1,493 @@
+"""The broker of a sandbox whose workspace is changed directly: it answers the calls that change files.
+
+The sandbox has the workspace as a read-only mount, so the kernel itself refuses every change there, whoever
+asks for it and however. Its filter has the calls that could change something wait for this process, which
+holds a second, writable mount of the same directory, that no process of the sandbox can reach. A call that
+means a place in the workspace is judged and carried out *here*, and the caller gets the result or an open
+file; every other call is let through. Letting a call through is therefore always safe, whatever its
+arguments point to by then: it can do no more than it could if it had never been looked at.
+
+The one thing that goes out of here with the right to write is an open regular file that was judged.
+
+What comes in is hostile: numbers, paths, descriptors, threads that are killed meanwhile, floods of it all.
+One call is answered after the other. The process has the sandbox's uid and no capability, but (as root) the
+one to read the memory of processes that do not want to be read; a filter of its own lets it do little else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import struct
+from contextlib import suppress
+
+from casemate.isolation.process.deeds import SPECIAL_BITS, Deeds, Elsewhere, Refused
+from casemate.isolation.process.reach import AT_FDCWD, Place, Reach
+from casemate.sys.files import chmod_fd
+from casemate.sys.notify import Listener, read_memory, read_text
+from casemate.sys.syscalls import TABLES, native
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from casemate.isolation.process.deeds import Judge
+
+__all__ = ["CALLS", "Broker"]
+
+_INT = 0xFFFF_FFFF
+_AT_SYMLINK_NOFOLLOW, _AT_REMOVEDIR, _AT_SYMLINK_FOLLOW, _AT_EMPTY_PATH = 0x100, 0x200, 0x400, 0x1000
+_UNNAMED = 0o20000000  # what O_TMPFILE is beside O_DIRECTORY
+_EXCLUSIVE = os.O_CREAT | os.O_EXCL
+_TIMES_SIZE = 32
+_MOST_MASKS = 4096
+_REPORTED = 200
+_PATH_SHOWN = 1000
+
+
+class Broker:
+    """Serves one sandbox. ``Preconditions:`` as for ``Deeds``; ``record`` takes lines about what was refused,
+    ``lock`` is held for each act: no other broker acts then.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        reach: Reach,
+        judge: Judge,
+        *,
+        record: int,
+        lock: AbstractContextManager[None],
+    ) -> None:
+        self._listener, self._reach = listener, reach
+        self._deeds = Deeds(reach.tree, judge)
+        self._record, self._lock = record, lock
+        self._masks: dict[int, int] = {}
+        self._mask = -1
+        self._told: set[tuple[str, str]] = set()
+        numbers = TABLES[native()]
+        acts: dict[str, Callable[..., int]] = {name: getattr(self, f"_{act}") for name, act in CALLS.items()}
+        self._acts = {numbers[name]: act for name, act in acts.items() if name in numbers}
+
+    def serve(self) -> None:
+        """Answer until no process of the sandbox is left."""
+        poll = select.poll()
+        poll.register(self._listener.descriptor, select.POLLIN)
+        while True:
+            for _, events in poll.poll():
+                if events & select.POLLIN:
+                    self._one()
+                elif events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                    return
+
+    def _one(self) -> None:
+        call = self._listener.receive()
+        if call is None:
+            return
+        number, thread, kind, *arguments = call
+        try:
+            value = self._acts[kind](number, thread, *arguments)
+        except Elsewhere:
+            self._listener.let_through(number)
+        except OSError as error:
+            if isinstance(error, Refused):
+                self._tell(error)
+            self._listener.refuse(number, error.errno or errno.EIO)
+        except Exception as error:  # a mistake of ours: nobody else's call is to suffer for it
+            self._tell(Refused(f"internal: {type(error).__name__}: {error}", ""))
+            self._listener.refuse(number, errno.EIO)
+        else:
+            self._listener.answer(number, value)
+
+    def _tell(self, refused: Refused) -> None:
+        """Note a refusal, once; who reads the record knows that it was written here, not by the command."""
+        key = (refused.reason, refused.path)
+        if key in self._told or len(self._told) > _REPORTED:
+            return
+        self._told.add(key)
+        words = (refused.reason, refused.path[:_PATH_SHOWN])
+        line = "\0".join(word.replace("\n", "\\n").replace("\0", "") for word in words)
+        with suppress(OSError):
+            os.write(self._record, line.encode("utf-8", "surrogateescape") + b"\n")
+
+    # -- what a call means ---------------------------------------------------------------------------
+
+    def _text(self, thread: int, pointer: int) -> bytes:
+        """The text that an argument points to, read once. What cannot be read is the kernel's to say."""
+        try:
+            return read_text(thread, pointer)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise
+            raise Elsewhere from None
+
+    def _place(self, thread: int, at: int, path: bytes, *, follow: bool) -> Place | None:
+        return self._reach.place(thread, at & _INT, path, follow=follow)
+
+    def _inside(self, thread: int, at: int, pointer: int, *, follow: bool) -> Place:
+        """The place in the workspace that a call means. Raises Elsewhere."""
+        place = self._place(thread, at, self._text(thread, pointer), follow=follow)
+        if place is None:
+            raise Elsewhere
+        return place
+
+    def _open_inside(self, thread: int, number: int) -> Place:
+        """The place of a file that the caller has open by way of its own, read-only mount. Raises Elsewhere.
+
+        What it has open by way of ours was given to it for writing: the kernel does the rest.
+        """
+        try:
+            handle = self._reach.handle(thread, number & _INT)
+        except OSError:
+            raise Elsewhere from None
+        try:
+            mount = self._reach.mount_of(handle)
+            if mount is None or mount == self._reach.writable_mount:
+                raise Elsewhere
+            place = self._reach.place_of(handle)
+        finally:
+            os.close(handle)
+        if place is None:
+            raise Elsewhere
+        return place
+
+    def _carry_out(self, number: int, act: Callable[[], object], *places: Place) -> int:
+        """Do it if the caller still waits: only then were its memory and its directories its own."""
+        try:
+            with self._lock:
+                if not self._listener.is_waiting(number):
+                    raise Elsewhere
+                act()
+            return 0
+        finally:
+            for place in places:
+                place.close()
+
+    def _use_mask(self, thread: int) -> None:
+        """Take over the caller's file mode mask; the kernel applies it, or a default ACL, as for the caller."""
+        mask = self._masks.get(thread)
+        if mask is None:
+            if len(self._masks) > _MOST_MASKS:
+                self._masks.clear()
+            mask = self._masks[thread] = self._mask_of(thread)
+        if mask != self._mask:
+            os.umask(mask)
+            self._mask = mask
+
+    def _mask_of(self, thread: int) -> int:
+        try:
+            handle = os.open(b"%d/status" % thread, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._reach.proc)
+            try:
+                head = os.read(handle, 256)
+            finally:
+                os.close(handle)
+            # A name may hold what looks like a line; a newline in it is shown as \n, so lines are lines.
+            for line in head.split(b"\n"):
+                if line.startswith(b"Umask:"):
+                    return int(line[6:], 8) & 0o777
+        except (OSError, ValueError):
+            pass
+        return 0o077
+
+    # -- opening ---------------------------------------------------------------------------------------
+
+    def _open(self, number: int, thread: int, path: int, flags: int, mode: int, *_: int) -> int:
+        return self._openat(number, thread, AT_FDCWD, path, flags, mode)
+
+    def _creat(self, number: int, thread: int, path: int, mode: int, *_: int) -> int:
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+        return self._openat(number, thread, AT_FDCWD, path, flags, mode)
+
+    def _openat(
+        self, number: int, thread: int, at: int, path: int, flags: int, mode: int, *_: int
+    ) -> int:
+        flags &= 0x7FFF_FFFF
+        if flags & os.O_PATH:
+            raise Elsewhere
+        follow = not flags & os.O_NOFOLLOW and flags & _EXCLUSIVE != _EXCLUSIVE
+        place = self._inside(thread, at, path, follow=follow)
+        handles: list[int] = []
+
+        def act() -> None:
+            self._use_mask(thread)
+            unnamed = flags & _UNNAMED and flags & os.O_DIRECTORY
+            opened = self._deeds.open_unnamed if unnamed else self._deeds.open
+            handles.append(opened(place, flags, mode))
+
+        self._carry_out(number, act, place)
+        try:
+            return self._listener.give(number, handles[0], close_on_exec=bool(flags & os.O_CLOEXEC))
+        finally:
+            # Before the caller goes on: it may want to execute what it has written.
+            os.close(handles[0])
+
+    # -- names -----------------------------------------------------------------------------------------
+
+    def _mkdir(self, number: int, thread: int, path: int, mode: int, *_: int) -> int:
+        return self._mkdirat(number, thread, AT_FDCWD, path, mode)
+
+    def _mkdirat(self, number: int, thread: int, at: int, path: int, mode: int, *_: int) -> int:
+        place = self._inside(thread, at, path, follow=False)
+
+        def act() -> None:
+            self._use_mask(thread)
+            self._deeds.make_directory(place, mode)
+
+        return self._carry_out(number, act, place)
+
+    def _mknod(self, number: int, thread: int, path: int, mode: int, *_: int) -> int:
+        return self._mknodat(number, thread, AT_FDCWD, path, mode)
+
+    def _mknodat(self, number: int, thread: int, at: int, path: int, mode: int, *_: int) -> int:
+        place = self._inside(thread, at, path, follow=False)
+
+        def act() -> None:
+            self._use_mask(thread)
+            self._deeds.make_file(place, mode & 0xFFFF)
+
+        return self._carry_out(number, act, place)
+
+    def _unlink(self, number: int, thread: int, path: int, *_: int) -> int:
+        return self._unlinkat(number, thread, AT_FDCWD, path, 0)
+
+    def _rmdir(self, number: int, thread: int, path: int, *_: int) -> int:
+        return self._unlinkat(number, thread, AT_FDCWD, path, _AT_REMOVEDIR)
+
+    def _unlinkat(self, number: int, thread: int, at: int, path: int, flags: int, *_: int) -> int:
+        if flags & _INT & ~_AT_REMOVEDIR:
+            raise Elsewhere
+        place = self._inside(thread, at, path, follow=False)
+        directory = bool(flags & _AT_REMOVEDIR)
+        return self._carry_out(number, lambda: self._deeds.remove(place, directory=directory), place)
+
+    def _symlink(self, number: int, thread: int, to: int, path: int, *_: int) -> int:
+        return self._symlinkat(number, thread, to, AT_FDCWD, path)
+
+    def _symlinkat(self, number: int, thread: int, to: int, at: int, path: int, *_: int) -> int:
+        target = self._text(thread, to)
+        place = self._inside(thread, at, path, follow=False)
+        return self._carry_out(number, lambda: self._deeds.make_link(place, target), place)
+
+    def _rename(self, number: int, thread: int, old: int, new: int, *_: int) -> int:
+        return self._renameat2(number, thread, AT_FDCWD, old, AT_FDCWD, new, 0)
+
+    def _renameat(self, number: int, thread: int, old_at: int, old: int, at: int, new: int, *_: int) -> int:
+        return self._renameat2(number, thread, old_at, old, at, new, 0)
+
+    def _renameat2(
+        self, number: int, thread: int, old_at: int, old: int, at: int, new: int, flags: int, *_: int
+    ) -> int:
+        first = self._inside(thread, old_at, old, follow=False)
+        try:
+            second = self._inside(thread, at, new, follow=False)
+        except BaseException:
+            first.close()
+            raise
+        return self._carry_out(
+            number, lambda: self._deeds.rename(first, second, flags & _INT), first, second
+        )
+
+    def _link(self, number: int, thread: int, old: int, new: int, *_: int) -> int:
+        return self._linkat(number, thread, AT_FDCWD, old, AT_FDCWD, new, 0)
+
+    def _linkat(
+        self, number: int, thread: int, old_at: int, old: int, at: int, new: int, flags: int, *_: int
+    ) -> int:
+        if flags & _INT & ~(_AT_SYMLINK_FOLLOW | _AT_EMPTY_PATH):
+            raise Elsewhere
+        path, follow = self._text(thread, old), bool(flags & _AT_SYMLINK_FOLLOW)
+        second = self._inside(thread, at, new, follow=False)
+        try:
+            if follow or (not path and flags & _AT_EMPTY_PATH):
+                unnamed = self._without_name(thread, old_at, path)
+                if unnamed >= 0:
+                    try:
+                        return self._carry_out(number, lambda: self._deeds.link_open(unnamed, second))
+                    finally:
+                        os.close(unnamed)
+            first = self._place(thread, old_at, path, follow=follow)
+            if first is None and not path:
+                first = self._open_file(thread, old_at)
+            if first is None:
+                raise Elsewhere
+            return self._carry_out(number, lambda: self._deeds.link(first, second), first)
+        finally:
+            second.close()
+
+    def _without_name(self, thread: int, at: int, path: bytes) -> int:
+        """A file that the caller has got here without a name (O_TMPFILE), as our descriptor; or -1."""
+        try:
+            if path:
+                handle = self._reach.anywhere(thread, at & _INT, path, follow=True)
+            else:
+                handle = self._reach.handle(thread, at & _INT)
+        except OSError:
+            return -1
+        if os.fstat(handle).st_nlink == 0 and self._reach.mount_of(handle) == self._reach.writable_mount:
+            return handle
+        os.close(handle)
+        return -1
+
+    def _open_file(self, thread: int, at: int) -> Place | None:
+        """The place of the file behind one of the caller's descriptors."""
+        try:
+            handle = self._reach.handle(thread, at & _INT)
+        except OSError:
+            return None
+        try:
+            return self._reach.place_of(handle)
+        finally:
+            os.close(handle)
+
+    # -- content and attributes --------------------------------------------------------------------------
+
+    def _truncate(self, number: int, thread: int, path: int, length: int, *_: int) -> int:
+        if length >> 63:
+            raise Elsewhere
+        place = self._inside(thread, AT_FDCWD, path, follow=True)
+        return self._carry_out(number, lambda: self._deeds.truncate(place, length), place)
+
+    def _chmod(self, number: int, thread: int, path: int, mode: int, *_: int) -> int:
+        return self._fchmodat2(number, thread, AT_FDCWD, path, mode, 0)
+
+    def _fchmodat(self, number: int, thread: int, at: int, path: int, mode: int, *_: int) -> int:
+        return self._fchmodat2(number, thread, at, path, mode, 0)
+
+    def _fchmodat2(
+        self, number: int, thread: int, at: int, path: int, mode: int, flags: int, *_: int
+    ) -> int:
+        text = self._text_for_mode(thread, path, mode)
+        if not text and flags & _AT_EMPTY_PATH:
+            return self._fchmod(number, thread, at, mode)
+        follow = not flags & _AT_SYMLINK_NOFOLLOW
+        place = self._place(thread, at, text, follow=follow)
+        if place is not None:
+            return self._carry_out(number, lambda: self._deeds.change_mode(place, mode), place)
+        if not mode & SPECIAL_BITS:
+            raise Elsewhere
+        handle = self._reach.anywhere(thread, at & _INT, text, follow=follow)
+        return self._special_mode(number, handle, mode)
+
+    def _text_for_mode(self, thread: int, path: int, mode: int) -> bytes:
+        try:
+            return self._text(thread, path)
+        except Elsewhere:
+            if mode & SPECIAL_BITS:
+                raise PermissionError(errno.EPERM, "a special mode, unread") from None
+            raise
+
+    def _fchmod(self, number: int, thread: int, descriptor: int, mode: int, *_: int) -> int:
+        if not mode & SPECIAL_BITS:
+            place = self._open_inside(thread, descriptor)
+            return self._carry_out(number, lambda: self._deeds.change_mode(place, mode), place)
+        return self._special_mode(number, self._reach.handle(thread, descriptor & _INT), mode)
+
+    def _special_mode(self, number: int, handle: int, mode: int) -> int:
+        """A mode with set-id bits is never let through: the caller may have a file of the host open by then.
+
+        On files of the sandbox's own it is set here; on files of the workspace without these bits.
+        """
+        try:
+            if self._reach.mount_of(handle) is not None:
+                place = self._reach.place_of(handle)
+                if place is None:
+                    raise PermissionError(errno.EPERM, "a special mode")
+                return self._carry_out(number, lambda: self._deeds.change_mode(place, mode), place)
+            return self._carry_out(number, lambda: chmod_fd(handle, mode & 0o7777))
+        finally:
+            os.close(handle)
+
+    def _chown(self, number: int, thread: int, path: int, uid: int, gid: int, *_: int) -> int:
+        return self._fchownat(number, thread, AT_FDCWD, path, uid, gid, 0)
+
+    def _lchown(self, number: int, thread: int, path: int, uid: int, gid: int, *_: int) -> int:
+        return self._fchownat(number, thread, AT_FDCWD, path, uid, gid, _AT_SYMLINK_NOFOLLOW)
+
+    def _fchown(self, number: int, thread: int, descriptor: int, uid: int, gid: int, *_: int) -> int:
+        place = self._open_inside(thread, descriptor)
+        return self._carry_out(number, lambda: self._deeds.change_owner(place, uid & _INT, gid & _INT), place)
+
+    def _fchownat(
+        self, number: int, thread: int, at: int, path: int, uid: int, gid: int, flags: int, *_: int
+    ) -> int:
+        text = self._text(thread, path)
+        if not text and flags & _AT_EMPTY_PATH:
+            return self._fchown(number, thread, at, uid, gid)
+        place = self._place(thread, at, text, follow=not flags & _AT_SYMLINK_NOFOLLOW)
+        if place is None:
+            raise Elsewhere
+        return self._carry_out(number, lambda: self._deeds.change_owner(place, uid & _INT, gid & _INT), place)
+
+    def _utimensat(
+        self, number: int, thread: int, at: int, path: int, times: int, flags: int, *_: int
+    ) -> int:
+        text = self._text(thread, path) if path else b""
+        wanted = self._memory(thread, times, _TIMES_SIZE) if times else None
+        if not text:
+            if path and not flags & _AT_EMPTY_PATH:
+                raise Elsewhere
+            place: Place | None = self._open_inside(thread, at)
+        else:
+            place = self._place(thread, at, text, follow=not flags & _AT_SYMLINK_NOFOLLOW)
+        if place is None:
+            raise Elsewhere
+        return self._carry_out(number, lambda: self._deeds.change_times(place, wanted), place)
+
+    def _utimes(self, number: int, thread: int, path: int, times: int, *_: int) -> int:
+        return self._futimesat(number, thread, AT_FDCWD, path, times)
+
+    def _futimesat(self, number: int, thread: int, at: int, path: int, times: int, *_: int) -> int:
+        wanted = None
+        if times:  # two struct timeval
+            first, first_us, second, second_us = struct.unpack("=qqqq", self._memory(thread, times, 32))
+            if not (0 <= first_us < 1_000_000 and 0 <= second_us < 1_000_000):
+                raise OSError(errno.EINVAL, "times")
+            wanted = struct.pack("=qqqq", first, first_us * 1000, second, second_us * 1000)
+        place = self._inside(thread, at, path, follow=True)
+        return self._carry_out(number, lambda: self._deeds.change_times(place, wanted), place)
+
+    def _utime(self, number: int, thread: int, path: int, times: int, *_: int) -> int:
+        wanted = None
+        if times:  # struct utimbuf: two seconds
+            first, second = struct.unpack("=qq", self._memory(thread, times, 16))
+            wanted = struct.pack("=qqqq", first, 0, second, 0)
+        place = self._inside(thread, AT_FDCWD, path, follow=True)
+        return self._carry_out(number, lambda: self._deeds.change_times(place, wanted), place)
+
+    def _memory(self, thread: int, address: int, size: int) -> bytes:
+        try:
+            data = read_memory(thread, address, size)
+        except OSError:
+            raise Elsewhere from None
+        if len(data) != size:
+            raise Elsewhere
+        return data
+
+    def _access(self, number: int, thread: int, path: int, mode: int, *_: int) -> int:
+        return self._faccessat2(number, thread, AT_FDCWD, path, mode, 0)
+
+    def _faccessat(self, number: int, thread: int, at: int, path: int, mode: int, *_: int) -> int:
+        return self._faccessat2(number, thread, at, path, mode, 0)
+
+    def _faccessat2(
+        self, number: int, thread: int, at: int, path: int, mode: int, flags: int, *_: int
+    ) -> int:
+        place = self._inside(thread, at, path, follow=not flags & _AT_SYMLINK_NOFOLLOW)
+        return self._carry_out(number, lambda: self._deeds.access(place, mode & 7), place)
+
+    def _umask(self, *_: int) -> int:
+        self._masks.clear()
+        raise Elsewhere
+
+
+#: The calls that wait for the broker (some only with certain arguments: see the filter), and who takes each.
+CALLS = {
+    name: name
+    for name in (
+        "open creat openat mkdir mkdirat mknod mknodat unlink rmdir unlinkat symlink symlinkat rename "
+        "renameat renameat2 link linkat truncate chmod fchmod fchmodat fchmodat2 chown lchown fchown "
+        "fchownat utime utimes futimesat utimensat access faccessat faccessat2 umask"
+    ).split()
+}

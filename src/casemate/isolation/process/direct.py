@@ -1,0 +1,302 @@
+"""A workspace that is changed directly: what the launcher makes for it, and the start of its broker.
+
+The broker (see there) is a child of the launcher beside the sandbox, forked when everything of the sandbox
+exists. The sandbox's init installs the filter last of all, hands the listener to the broker over a socket
+that nobody else has, and waits for its word before it starts the command.
+"""
+
+from __future__ import annotations
+
+import _signal
+import _socket
+import errno
+import fcntl
+import gc
+import os
+import resource
+import stat
+import struct
+import sys
+import time
+from contextlib import contextmanager, suppress
+
+from casemate.errors import ProtectionUnavailable
+from casemate.sys import mounts, notify, packets, process
+from casemate.sys.locks import sweep
+from casemate.sys.native import machine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from casemate.isolation.process.deeds import Judge
+    from casemate.isolation.process.spec import Direct, Spec
+    from casemate.sys.bpf import Prepared as PreparedFilter
+
+__all__ = ["DirectSite", "channel", "hand_over", "pause", "special_files"]
+
+_CAP_SYS_PTRACE = 19
+_MOST_SPECIAL = 100
+_LONGEST_SCAN = 20.0  # seconds
+_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LISTENER, _READY = b"listener", b"ready"
+_RECORD_LIMIT = 1 << 20
+# fcntl's lock that belongs to an open file, not to a process: exclusive or none, from its start to its end.
+_F_OFD_SETLKW = 38
+_WHOLE, _NONE = (struct.pack("@hhqqi4x", kind, 0, 0, 0, 0) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK))
+
+
+def special_files(tree: int) -> list[str]:
+    """Sockets, pipes and devices below a directory: what a read-only mount keeps nobody from using.
+
+    The kinds come with the listing, so no file is looked at. Raises ProtectionUnavailable for more than can
+    be covered, or where a tree is too large to be searched.
+    """
+    found: list[str] = []
+    queue = [""]
+    end = time.monotonic() + _LONGEST_SCAN
+    while queue:
+        above = queue.pop()
+        try:
+            handle = os.open(above or ".", _LISTED, dir_fd=tree)
+        except OSError:
+            continue  # what cannot be listed by its owner, or has a longer path than any call takes
+        try:
+            with os.scandir(handle) as entries:
+                for entry in entries:
+                    if entry.is_symlink() or entry.is_file(follow_symlinks=False):
+                        continue
+                    path = f"{above}/{entry.name}" if above else entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        queue.append(path)
+                    elif stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode):
+                        found.append(path)
+        except OSError:
+            continue
+        finally:
+            os.close(handle)
+        if len(found) > _MOST_SPECIAL or time.monotonic() > end:
+            raise ProtectionUnavailable(
+                "the workspace cannot be changed directly: it holds too much to be looked through, or too "
+                "many sockets, pipes and devices",
+                hint='remove them, or use filesystem.workspace = "write"',
+                protection="direct workspace",
+                needed=f"at most {_MOST_SPECIAL} of them",
+                found=f"{len(found)} so far",
+            )
+    return found
+
+
+# -- the lock of all who change workspaces ---------------------------------------------------------------
+
+
+def _open_lock(path: str) -> int:
+    """The lock's file, marked as used for as long as it is open (what nobody uses is swept away)."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        handle = os.open(path, flags, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if os.fstat(handle).st_nlink:
+            return handle
+        os.close(handle)
+
+
+@contextmanager
+def pause(path: str) -> Generator[None]:
+    """Keep every broker from acting meanwhile. For who changes workspaces in another way."""
+    handle = _open_lock(path)
+    try:
+        fcntl.fcntl(handle, _F_OFD_SETLKW, _WHOLE)
+        yield
+    finally:
+        os.close(handle)
+        sweep(os.path.dirname(path))
+
+
+class _Lock:
+    """One act at a time."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        fcntl.fcntl(self._handle, _F_OFD_SETLKW, _WHOLE)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.fcntl(self._handle, _F_OFD_SETLKW, _NONE)
+
+
+# -- the launcher's side ---------------------------------------------------------------------------------
+
+
+class DirectSite:
+    """One sandbox's share of it. Every descriptor in it is closed by ``close``.
+
+    ``tree`` is the writable mount of the workspace, which is taken over. It is put at its usual path in a
+    tree of its own, where the kernel can, so that a process that asks for the path of what it has open for
+    writing gets the one it knows.
+    """
+
+    __slots__ = ("beyond", "lock", "outer", "pid", "record", "tree")
+
+    def __init__(self, direct: Direct, tree: int, beyond: list[str], *, nested: bool) -> None:
+        self.tree = tree
+        self.beyond = beyond
+        self.pid = 0
+        self.outer = self.lock = self.record = -1
+        if nested:
+            self.outer = mounts.filesystem("tmpfs", mode="0755", size="64k")
+            path = direct.target.strip("/")
+            for depth in range(1, path.count("/") + 2):
+                os.mkdir("/".join(path.split("/")[:depth]), 0o755, dir_fd=self.outer)
+            mounts.move_mount(tree, self.outer, path)
+        self.lock = _open_lock(direct.lock)
+        self.record = os.memfd_create("casemate-refusals", os.MFD_CLOEXEC | 0x8)  # MFD_NOEXEC_SEAL
+
+    def start(
+        self, spec: Spec, ids: tuple[int, int] | None, *, alive: tuple[int, int], channel: int
+    ) -> None:
+        """Fork the broker, which takes over ``channel`` and (unless it has them) the sandbox's uid and gid.
+
+        ``alive`` is a pipe whose only writer is this process. Raises OSError.
+        """
+        gc.freeze()
+        pid, pidfd = process.fork_into(0)
+        if pid == 0:
+            _become_broker(self, spec, ids, alive, channel)
+        self.pid = pid
+        os.close(pidfd)
+        os.close(channel)
+
+    def refusals(self) -> list[tuple[str, str]]:
+        """What the broker has refused: reason and path, relative to the workspace. A bounded number."""
+        found: list[tuple[str, str]] = []
+        for line in os.pread(self.record, _RECORD_LIMIT, 0).decode("utf-8", "surrogateescape").split("\n"):
+            reason, nul, path = line.partition("\0")
+            if nul:
+                found.append((reason, path))
+        return found
+
+    def stop(self) -> None:
+        """End the broker; nobody it could serve is left."""
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, _signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    def close(self, direct: Direct) -> None:
+        """Let everything go."""
+        self.stop()
+        for handle in (self.tree, self.outer, self.lock, self.record):
+            if handle >= 0:
+                os.close(handle)
+        self.tree = self.outer = self.lock = self.record = -1
+        sweep(os.path.dirname(direct.lock))
+
+
+def channel() -> tuple[int, int]:
+    """The socket between a broker and an init: the end of each."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    return ours.detach(), theirs.detach()
+
+
+# -- init's side -----------------------------------------------------------------------------------------
+
+
+def hand_over(program: PreparedFilter, channel: int) -> None:
+    """Install the filter, give its listener and the root directory to the broker, wait until it serves.
+
+    Raises OSError; BrokenPipeError if there is no broker any more.
+    """
+    endpoint = _socket.socket(fileno=channel)
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    listener = notify.install(program)
+    try:
+        packets.send(endpoint, _LISTENER, [listener, root])
+    finally:
+        os.close(listener)
+        os.close(root)
+    payload, _ = packets.receive(endpoint)
+    endpoint.close()
+    if payload != _READY:
+        why = (payload or b"it died").decode("utf-8", "replace")
+        raise BrokenPipeError(errno.EPIPE, f"the broker of the workspace: {why}", "broker")
+
+
+# -- the broker ------------------------------------------------------------------------------------------
+
+
+def _become_broker(
+    site: DirectSite, spec: Spec, ids: tuple[int, int] | None, alive: tuple[int, int], channel: int
+) -> None:
+    """In the forked child: give up what is not needed, serve, end. Never returns."""
+    code = 1
+    endpoint: _socket.socket | None = None
+    try:
+        os.close(alive[1])
+        endpoint = _socket.socket(fileno=channel)
+        _serve(endpoint, site, spec, ids, alive[0])
+        code = 0
+    except BaseException as error:
+        with suppress(BaseException):
+            assert endpoint is not None  # noqa: S101
+            packets.send(endpoint, f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:500])
+    finally:
+        os._exit(code)
+
+
+def _serve(
+    endpoint: _socket.socket, site: DirectSite, spec: Spec, ids: tuple[int, int] | None, alive: int
+) -> None:
+    direct = spec.direct
+    assert direct is not None  # noqa: S101
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    process.close_all_but([endpoint.fileno(), site.tree, site.outer, site.record, site.lock, alive])
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    size = spec.rlimits.get("FSIZE")
+    if size is not None:
+        # A size that the command sets by a path is set here; the signal that goes with it is blocked.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    # Everything that will be needed is loaded now: later nothing can be.
+    from casemate.isolation.process import filter as seccomp
+    from casemate.isolation.process.broker import Broker
+    from casemate.isolation.process.reach import Reach
+    from casemate.sys.bpf import Prepared
+
+    program = Prepared(seccomp.broker(machine()))
+    judge = _judge(direct, site.tree)
+    if ids is None:
+        process.drop_capabilities()
+    else:
+        process.become(*ids, keep=_CAP_SYS_PTRACE)
+    process.set_dumpable(False)
+    process.die_with_parent(alive)
+    process.no_new_privileges()
+    payload, handles = packets.receive(endpoint)
+    if payload != _LISTENER:
+        return  # init has met something first
+    listener, root = handles
+    program.install()
+    reach = Reach(site.tree, root, proc, direct.target, site.beyond)
+    served = Broker(notify.Listener(listener), reach, judge, record=site.record, lock=_Lock(site.lock))
+    gc.freeze()
+    gc.enable()
+    packets.send(endpoint, _READY)
+    endpoint.close()
+    served.serve()
+
+
+def _judge(direct: Direct, tree: int) -> Judge:
+    sys.path.extend(path for path in direct.paths if path not in sys.path)
+    module, _, name = direct.judge.partition(":")
+    __import__(module)
+    make: Callable[..., Judge] = getattr(sys.modules[module], name)
+    return make(
+        tree, direct.target, protect=direct.protect, readable=direct.readable, git_path=direct.git_path
+    )
