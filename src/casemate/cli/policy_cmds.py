@@ -51,6 +51,11 @@ version = 1
 # write = ["../output"]           # (trust) more directories that can be changed
 # cache = ["pip", "npm"]          # (trust) package managers' caches, kept for this workspace
 
+[network]
+# deny = ["*.tracker.example"]    # never reached, whatever allows it
+# mode = "allowlist"              # (trust) what allow names; addresses are never a project's to allow
+# allow = ["github.com", "*.example.org:443"]   # (trust)
+
 [resources]
 # memory = "4G"                   # lower than the default is a restriction, higher needs (trust)
 # pids = 1024

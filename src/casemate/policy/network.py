@@ -37,8 +37,16 @@ _POWERFUL = (
     ("/var/snap/lxd/", "whoever reaches it is root on this host"),
     ("/run/systemd/", "systemd starts programs outside of the sandbox"),
     ("/run/dbus/", "services behind D-Bus start programs outside of the sandbox"),
+    ("/nix/var/nix/daemon-socket/", "it builds and installs programs outside of the sandbox"),
     ("/tmp/.X11-unix/", "an X client reads the keyboard and types into every window"),
 )
+_AGENT = "it logs in with your keys; network.ssh-agent has a list of hosts for it"
+_RUNS = "it runs commands outside of the sandbox, with your rights"
+# By the start of the file's name, and of its directory's.
+_POWERFUL_STARTS = (
+    ("vscode-", "", _RUNS), ("sway-ipc.", "", _RUNS), ("ipc-socket.", "", _RUNS), ("", "tmux-", _RUNS),
+    ("server", "emacs", _RUNS), ("agent.", "ssh-", _AGENT), ("ssh", "keyring", _AGENT),
+)  # fmt: skip
 _POWERFUL_NAMES = {
     "docker.sock": "whoever reaches it is root on this host",
     "podman.sock": "containers with your files start outside of the sandbox",
@@ -48,7 +56,9 @@ _POWERFUL_NAMES = {
     "private": "systemd starts programs outside of the sandbox",
     "libvirt-sock": "whoever reaches it is root on this host",
     "S.gpg-agent": "it signs and decrypts with your keys",
-    "S.gpg-agent.ssh": "it logs in with your keys; network.ssh-agent has a list of hosts",
+    "S.gpg-agent.ssh": _AGENT,
+    "buildkitd.sock": "whoever reaches it is root on this host",
+    "cri-dockerd.sock": "whoever reaches it is root on this host",
 }
 
 
@@ -141,7 +151,7 @@ def _sockets(task: Task) -> object:
 
 
 def _check_socket(path: str, guard: paths.Guard) -> None:
-    for own in guard.own:
+    for own in (*guard.own, "/run/casemate", "/var/lib/casemate"):
         if paths.holds(own, path):
             raise ValueError(f"{path} is Casemate's own: who reaches it decides about sandboxes")
     for kernel in paths.KERNEL:
@@ -154,7 +164,12 @@ def powerful(path: str) -> str:
     for start, why in _POWERFUL:
         if path == start or (start.endswith("/") and path.startswith(start)) or path.startswith(f"{start}."):
             return why
-    return _POWERFUL_NAMES.get(os.path.basename(path), "")
+    directory, _, name = path.rpartition("/")
+    parent = directory.rpartition("/")[2]
+    for start, above, why in _POWERFUL_STARTS:
+        if name.startswith(start) and parent.startswith(above):
+            return why
+    return _POWERFUL_NAMES.get(name, "")
 
 
 def _ssh_agent(task: Task) -> object:

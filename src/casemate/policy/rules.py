@@ -60,6 +60,7 @@ _WEB: Ports = ((80, 80), (443, 443))
 _PROTOCOLS: dict[str, Protocol] = {"http": "http", "https": "https", "tcp": "tcp"}
 _DEFAULTS: dict[str, Ports] = {"any": _WEB, "http": ((80, 80),), "https": ((443, 443),)}
 _LENGTH = 300
+_HOST_PORTS = 100  # of the host's own services: more are never meant
 # Schemes that people try, and the port that they mean.
 _SCHEMES = {"ssh": 22, "git": 9418, "ftp": 21, "ws": 80, "wss": 443, "postgres": 5432, "postgresql": 5432,
             "mysql": 3306, "redis": 6379, "amqp": 5672, "mongodb": 27017, "ldap": 389, "ldaps": 636,
@@ -114,7 +115,7 @@ def parse(text: str, *, deny: bool = False, bound: bool = False) -> Rule:
         raise ValueError("tcp:// needs a port: write tcp://HOST:PORT")
     kind, name, net = _host(host, length)
     if not deny and kind == "name":
-        _check_name(name, ports_text)
+        _check_name(name, ports if ports_text is not None else ())
     if kind == "net" and _subnet(_network(net), _MAPPED):
         raise ValueError("a mapped address is the IPv4 one: write that")
     if not (deny or bound):
@@ -354,11 +355,11 @@ def _net_text(net: str) -> str:
     return f"[{shown}]" if network.version == 6 else shown
 
 
-def _check_name(name: str, ports: str | None) -> None:
+def _check_name(name: str, ports: Ports) -> None:
     if name == "localhost" or hosts.matches(name, "localhost"):
         raise ValueError(_HOST_ITSELF)
     if name == HOST_NAME:
-        if ports is None or ports == "*":
+        if not 0 < sum(high - low + 1 for low, high in ports) <= _HOST_PORTS:
             raise ValueError(f"{HOST_NAME} needs the port of the one service that is meant")
     elif hosts.matches(name, "casemate.internal"):
         raise ValueError(f"below casemate.internal there is only {HOST_NAME}")

@@ -354,7 +354,7 @@ def test_a_socket_is_named_by_its_path(caller: Caller, listener: str) -> None:
 
 def test_casemates_own_sockets_are_never_given(caller: Caller) -> None:
     """Who reaches the daemon decides about sandboxes."""
-    for path in (f"{caller.places.run}/daemon.sock", f"{caller.places.state}/x.sock"):
+    for path in (f"{caller.places.run}/daemon.sock", f"{caller.places.state}/x.sock", "/run/casemate/x.sock"):
         with pytest.raises(PolicyError, match="Casemate's own"):
             caller.load(sockets=(path,))
 
@@ -363,11 +363,14 @@ def test_casemates_own_sockets_are_never_given(caller: Caller) -> None:
     "path", ["/run/docker.sock", "/run/podman/podman.sock", "/run/containerd/containerd.sock",
              "/run/systemd/private", "/run/dbus/system_bus_socket", "/run/user/1000/bus", "/tmp/.X11-unix/X0",
              "/home/a/.docker/run/docker.sock", "/run/libvirt/libvirt-sock", "/run/crio/crio.sock",
-             "/run/user/1000/systemd/private", "/run/user/1000/gnupg/S.gpg-agent"]
+             "/run/user/1000/systemd/private", "/run/user/1000/gnupg/S.gpg-agent",
+             "/tmp/ssh-XXabc/agent.12", "/run/user/1000/keyring/ssh", "/tmp/tmux-1000/default",
+             "/run/user/1000/vscode-git-1.sock", "/run/user/1000/sway-ipc.1000.2.sock"]
 )  # fmt: skip
 def test_sockets_as_good_as_root_are_known(path: str) -> None:
-    """Each of them comes with a warning."""
+    """Each of them comes with a warning; an ordinary one does not."""
     assert powerful(path)
+    assert not powerful("/run/postgresql/.s.PGSQL.5432")
 
 
 def test_a_powerful_socket_is_warned_of(caller: Caller) -> None:

@@ -142,6 +142,8 @@ def test_a_rule_has_one_spelling(
         ("tcp://example.org", "tcp://HOST:PORT"),
         ("host.casemate.internal", "needs the port"),
         ("host.casemate.internal:*", "needs the port"),
+        ("host.casemate.internal:1-65535", "needs the port"),
+        ("host.casemate.internal:1-99,200-300", "needs the port"),
         ("other.casemate.internal:80", r"only host\.casemate\.internal"),
         ("*.casemate.internal:80", r"only host\.casemate\.internal"),
         ("*.host.casemate.internal:80", r"only host\.casemate\.internal"),
