@@ -271,9 +271,12 @@ def test_network_word(caller: Caller, ws: Path) -> None:
     assert inside.json["degraded"] == [], inside
     host = caller.sh(ws, probe, flags=("--network", "host", "--json"))
     assert "network = host" in host.json["degraded"], host
-    for mode in ("allowlist", "full", "nonsense"):
-        refused = caller.sh(ws, ": >ran", flags=("--network", mode))
+    for mode in ("none", "allowlist", "full"):
+        assert caller.sh(ws, probe, flags=("--network", mode, "--json")).json["degraded"] == [], mode
+    for flags in (("--network", "nonsense"), ("--allow", "*.com"), ("--allow", "127.0.0.1:80")):
+        refused = caller.sh(ws, ": >ran", flags=flags)
         assert refused.code == 126, refused
+        assert b"flags: network." in refused.err, refused
     assert not (ws / "ran").exists()
 
 
