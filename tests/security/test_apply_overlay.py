@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from casemate.workspace.held import take
 from tests.unit.workspace.tops import WHO, Stage, guarded, held, stage_for
 
 if TYPE_CHECKING:
@@ -107,3 +108,37 @@ def test_redirect_cycles_and_copies() -> None:
         assert [stage.text(f"{name}/f") for name in "abcd"] == ["B", "C", "A", "D"]
         assert stage.text("a/g") == "with b"
         assert not stage.exists("copy")
+
+
+@pytest.mark.root
+def test_a_held_rename_out_of_a_renamed_directory() -> None:
+    """What was moved out of a directory, to where it is held back, is not lost when that directory is moved
+    itself: it has come along, and can be taken from there.
+    """
+    with stage_for("root") as stage:
+        stage.lower(a__b__f="precious", a__g="1")
+        stage.sh("mv a/b .vscode; mv a x")
+        report = stage.apply()
+        assert held(report) == {".vscode": "protected"}
+        assert stage.text("x/b/f") == "precious"
+        assert stage.text("x/g") == "1"
+        hold = os.open(stage.hold, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            assert take(hold, str(stage.ws)).complete
+        finally:
+            os.close(hold)
+        assert stage.text(".vscode/f") == "precious"
+        assert os.listdir(stage.ws / "x") == ["g"]
+
+
+@pytest.mark.root
+def test_a_rename_into_a_replaced_directory() -> None:
+    """A directory goes to a name that its new parent had before it was replaced: that is no conflict."""
+    with stage_for("root") as stage:
+        stage.lower(b__e__f="old", b__g="old", a__g="1")
+        stage.sh("rm -r b; mkdir b; mv a b/e")
+        report = stage.apply()
+        assert not report.held
+        assert os.listdir(stage.ws) == ["b"]
+        assert os.listdir(stage.ws / "b") == ["e"]
+        assert os.listdir(stage.ws / "b/e") == ["g"]

@@ -15,7 +15,7 @@ import msgspec
 
 from casemate.errors import WorkspaceError
 from casemate.sys.files import DIRECTORY
-from casemate.workspace.content import copy
+from casemate.workspace.content import copy, same
 from casemate.workspace.judge import ORDINARY
 from casemate.workspace.remove import Remover
 from casemate.workspace.report import CONFLICT, ApplyReport, Held, Tally
@@ -153,17 +153,17 @@ class _Take:
         self._make_above(path.rpartition("/")[0])
         if item.kind == DELETE:
             return self._delete(item, path)
-        if item.kind == MOVE_ENTRY:
-            self.target.move(os.fsdecode(item.to), path)
-            self.tally.change("renamed", path)
-            return True
         before = self.target.stat(path)
+        if item.kind == MOVE_ENTRY:
+            return self._move(os.fsdecode(item.to), path, before)
         if item.kind == DIRECTORY_ENTRY:
             if before is None:
                 self.filled.append((path, self.target.make_directory(path), item))
                 self.tally.change("created", path)
             elif not stat.S_ISDIR(before.st_mode):
                 raise Changed
+            return True
+        if before is not None and self._is_there(item, path, before):
             return True
         if before is not None and (stat.S_ISDIR(before.st_mode) or self._is_newer(item, before)):
             raise Changed
@@ -174,10 +174,35 @@ class _Take:
         self.tally.change("created" if before is None else "modified", path)
         return True
 
+    def _move(self, source: str, path: str, before: os.stat_result | None) -> bool:
+        if before is not None and stat.S_ISDIR(before.st_mode) and self.target.stat(source) is None:
+            return True  # an earlier try was killed before it could say so
+        self.target.move(source, path)
+        self.tally.change("renamed", path)
+        return True
+
+    def _is_there(self, item: Item, path: str, before: os.stat_result) -> bool:
+        """Whether the workspace has just this already, of an earlier try that was killed."""
+        if item.kind == LINK_ENTRY:
+            directory, _, name = path.rpartition("/")
+            if not stat.S_ISLNK(before.st_mode):
+                return False
+            return os.readlink(name, dir_fd=self.target.directory(directory)) == os.fsdecode(item.to)
+        if not stat.S_ISREG(before.st_mode) or before.st_mode & 0o777 != item.mode:
+            return False
+        try:
+            with open(self._content(item), "rb") as source, open(self.target.read(path), "rb") as there:
+                size = os.fstat(source.fileno()).st_size
+                return before.st_size == size and same(source.fileno(), there.fileno(), size)
+        except OSError:
+            return False
+
+    def _content(self, item: Item) -> int:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(item.content, flags, dir_fd=self.hold_dir)
+
     def _file(self, item: Item, path: str, before: os.stat_result | None) -> None:
-        source = os.open(
-            item.content, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.hold_dir
-        )
+        source = self._content(item)
         try:
             status = os.fstat(source)
             self.target.write_file(

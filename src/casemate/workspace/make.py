@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from casemate.workspace.remove import Remover
     from casemate.workspace.report import Tally, Verdict
     from casemate.workspace.scan import Change
+    from casemate.workspace.select import Choice
     from casemate.workspace.target import Target
 
 __all__ = ["Maker", "born_ns"]
@@ -46,29 +47,36 @@ class Maker:
 
     def __init__(
         self, top: int, target: Target, merged: Merged, remover: Remover, contexts: dict[str, Context],
-        tally: Tally, started_ns: int, resumed: bool, prefix: str,
+        tally: Tally, started_ns: int, resumed: bool, prefix: str, choice: Choice,
     ) -> None:  # fmt: skip
         self.top, self.target, self.merged, self.remover = top, target, merged, remover
         self.contexts, self.tally = contexts, tally
         self.started, self.resumed, self.prefix = started_ns, resumed, prefix
+        self.choice = choice
         self.adopter = Adopter(top, target, merged)
         # Directories that take the place of what is on the host.
         self.replacing: set[str] = set()
+        # Directories that are not wanted, and not there.
+        self._absent: set[str] = set()
         # Directories made before their turn, for a rename into them.
         self._early: dict[str, os.stat_result] = {}
         # (path, which it is, mode, mtime or None) of directories, for when they are filled.
         self._unfinished: list[tuple[str, os.stat_result, int, int | None]] = []
 
-    def make(self, change: Change, verdict: Verdict) -> None:
-        """Make one entry; its directory is there."""
+    def make(self, change: Change, verdict: Verdict) -> bool:
+        """Make one entry; its directory is there. False if something of the change is left to be done:
+        of a directory that is only needed for what is in it, or from which not all may be removed.
+        """
         if change.path.rpartition("/")[0] in self.adopter.adopted:
             self._adopted(change, verdict)
         elif change.kind == DIR:
-            self._make_directory(change)
+            left = self.remover.left
+            return self._make_directory(change) and self.remover.left == left
         elif change.kind == LINK:
             self._make_link(change, verdict)
         else:
             self._make_file(change, verdict)
+        return True
 
     def make_above(self, path: str) -> None:
         """Make the directories that a rename goes into, if the command has made them too."""
@@ -121,17 +129,21 @@ class Maker:
         """
         return path.rpartition("/")[0] not in self.replacing
 
-    def _make_directory(self, change: Change) -> None:
+    def _make_directory(self, change: Change) -> bool:
         path, mode = change.path, change.mode & 0o777
-        status = self.target.stat(path)
+        wanted, needed = self.choice.wants(path), self.choice.makes_directory(path)
+        status = None if path.rpartition("/")[0] in self._absent else self.target.stat(path)
         replaces = self._replaces(change)
+        if (status is None or not stat.S_ISDIR(status.st_mode)) and not needed:
+            self._absent.add(path)
+            return False
         if status is not None and not stat.S_ISDIR(status.st_mode):
             self._make_way(change, status, replaces)
             status = None
         if path in self._early:
             self._unfinished.append((path, self._early[path], mode, change.mtime_ns))
             self.tally.change("created", path)
-            return
+            return True
         if status is None:
             if self._may_adopt(path) and self.adopter.directory(change):
                 self.adopter.adopted.add(path)
@@ -139,25 +151,26 @@ class Maker:
                 made = self.target.make_directory(path)
                 self._unfinished.append((path, made, mode, change.mtime_ns))
             self.tally.change("replaced" if change.hides else "created", path)
-            return
+            return True
         before = status.st_mode & 0o777
         # A directory that only the top has, and here it is all the same: made by an interrupted try.
-        ours = self.resumed and change.source is None and not change.lower_mode
-        wanted = mode if change.moved or ours else before
-        asked = mode != change.lower_mode & 0o777 and self.contexts[path].git is None
+        ours = wanted and self.resumed and change.source is None and not change.lower_mode
+        keep = mode if wanted and (change.moved or ours) else before
+        asked = wanted and mode != change.lower_mode & 0o777 and self.contexts[path].git is None
         if asked and (replaces or before == change.lower_mode & 0o777):
-            wanted = mode
+            keep = mode
             if before != mode and not change.hides:
                 self.tally.change("mode", path)
         if self.target.unlock(path, status):
             before = -1
-        if replaces:
+        if replaces and path not in self.choice.done:
             index, removed = self.merged.index, self.remover.removed
             self.remover.children(path, self.contexts[path], lambda name: f"{path}/{name}" in index)
             if self.remover.removed > removed:
                 self.tally.change("replaced", path)
-        if wanted != before or ours:
-            self._unfinished.append((path, status, wanted, change.mtime_ns if ours else None))
+        if keep != before or ours:
+            self._unfinished.append((path, status, keep, change.mtime_ns if ours else None))
+        return wanted
 
     def _clear(self, change: Change) -> os.stat_result | None:
         """The host's entry that a file or link replaces, if there is one; a directory is removed first."""
@@ -169,7 +182,7 @@ class Maker:
         directory = change.path.rpartition("/")[0]
         if not stat.S_ISDIR(change.lower_mode) and directory not in self.replacing:
             raise Changed
-        if not self.remover.tree(change.path, self.contexts[directory]):
+        if not self.remover.tree(change.path, self.contexts[directory], whole=True):
             raise Changed
         return None
 
@@ -235,7 +248,9 @@ class Maker:
         if not stat.S_ISREG(before.st_mode) or before.st_size != size:
             return False
         # After an interrupted try the time need not be the command's: not every file system can hold it.
-        if before.st_mtime_ns != change.mtime_ns and not self.resumed:
+        # And where the host has come to the same content by itself, there is nothing to be in conflict about.
+        other_time = before.st_mtime_ns != change.mtime_ns
+        if other_time and not self.resumed and not self._host_is_newer(change, before):
             return False
         try:
             fd = self.target.read(change.path)

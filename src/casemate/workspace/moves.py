@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from casemate.workspace.scan import Change
     from casemate.workspace.target import Target
 
-__all__ = ["Mover", "judge_move"]
+__all__ = ["Mover", "connected", "judge_move"]
 
 
 def judge_move(judge: Judge, change: Change, context: Context, hidden: set[str], most: int) -> Held | None:
@@ -103,6 +103,23 @@ def _link_may_move(judge: Judge, top: str, entry: str, old: str) -> bool:
     return judge.links.judge(entry, to)[0] is None
 
 
+def connected(moves: list[Change]) -> list[list[Change]]:
+    """Renames in groups: those of a group can only be made together, since one needs, or makes, the place
+    that another one is about.
+    """
+    groups: list[list[Change]] = []
+    for move in moves:
+        joined = [group for group in groups if any(_meet(move, other) for other in group)]
+        groups = [group for group in groups if group not in joined]
+        groups.append([move, *(other for group in joined for other in group)])
+    return groups
+
+
+def _meet(one: Change, other: Change) -> bool:
+    places = ((a, b) for a in (one.path, one.source or "") for b in (other.path, other.source or ""))
+    return any(a == b or a.startswith(b + "/") or b.startswith(a + "/") for a, b in places)
+
+
 class Mover:
     """Carries renames out, in the order of the walk: directories above come before those in them.
 
@@ -130,19 +147,31 @@ class Mover:
         self._clear(path, within=True)
         self._pending.discard(source)
         self.maker.make_above(path.rpartition("/")[0])
-        here = self._translate(source)
+        here = self.translate(source)
         if (now := self.target.stat(here)) is None or not stat.S_ISDIR(now.st_mode):
             return Held(path, CONFLICT, f"moved from {printable(source)}, which the host removed")
-        if self.target.stat(path) is not None and not (change.hides and self.remover.tree(path, parent)):
+        there = self.target.stat(path) is not None
+        replaces = change.hides or self._is_replaced(path)
+        if there and not (replaces and self.remover.tree(path, parent, whole=True)):
             return Held(path, CONFLICT, f"moved from {printable(source)}, something is in the way")
         self._rename(here, path)
         self._aside.discard(source)
         return None
 
+    def _is_replaced(self, path: str) -> bool:
+        """Whether a directory above takes the place of what the workspace has there, with all in it."""
+        for above in prefixes(path)[1:]:
+            change = self.maker.merged.index[above]
+            if change.source is not None:
+                return False
+            if change.hides:
+                return True
+        return False
+
     def _clear(self, path: str, *, within: bool) -> None:
         """Set aside what is at ``path`` (or ``within`` it) and is to be moved somewhere else."""
         for source in sorted(self._pending - self._aside):
-            here = self._translate(source)
+            here = self.translate(source)
             if here == path or (within and here.startswith(path + "/")):
                 number = len(self._done)
                 while self.target.stat(f"{TEMPORARY}.{number}") is not None:
@@ -158,7 +187,7 @@ class Mover:
         """Put back what was set aside and could not be moved on; returns where it is if that fails."""
         left: list[str] = []
         for source in sorted(self._aside):
-            here = self._translate(source)
+            here = self.translate(source)
             try:
                 self._rename(here, source)
             except OSError:
@@ -166,7 +195,7 @@ class Mover:
         self._aside.clear()
         return left
 
-    def _translate(self, path: str) -> str:
+    def translate(self, path: str) -> str:
         """Where a path of the workspace is after the renames so far."""
         for source, to in self._done:
             if path == source or path.startswith(source + "/"):

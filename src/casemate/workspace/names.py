@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-__all__ = ["join", "prefixes", "printable"]
+__all__ = ["is_visible", "join", "prefixes", "printable"]
+
+# Letters and marks that take no room, though Unicode calls them printable: fillers, variation selectors.
+_INVISIBLE = (
+    (0x034F, 0x034F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x2800, 0x2800),
+    (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFFA0, 0xFFA0), (0xE0100, 0xE01EF),
+)  # fmt: skip
+
+
+def is_visible(character: str) -> bool:
+    """Whether a character is seen, and as itself."""
+    if character < "\u0300":  # most of all text
+        return character.isprintable()
+    code = ord(character)
+    return character.isprintable() and not any(first <= code <= last for first, last in _INVISIBLE)
 
 
 def printable(path: str) -> str:
     r"""``path`` in a form that is safe to show: nothing in it can move a cursor or hide a character.
 
-    Control, format (bidirectional marks, joiners) and private characters become ``\xNN`` or
+    Control, format (bidirectional marks, joiners), private and invisible characters become ``\xNN`` or
     ``\u{NNNN}``, a byte that is not UTF-8 becomes ``\xNN``, a backslash is doubled: two different names
     never look the same.
     """
@@ -19,7 +33,7 @@ def printable(path: str) -> str:
         code = ord(character)
         if character == "\\":
             shown.append("\\\\")
-        elif character.isprintable():
+        elif is_visible(character):
             shown.append(character)
         elif 0xDC80 <= code <= 0xDCFF:  # surrogateescape: a raw byte
             shown.append(f"\\x{code - 0xDC00:02x}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from casemate.workspace.judge import Context
     from casemate.workspace.scan import Change
+    from casemate.workspace.select import Choice
 
     class Judging(Protocol):
         """The part of a judge that deleting needs."""
@@ -43,18 +44,31 @@ class Remover:
         resumed: bool,
         hold: Callable[[Held], None],
         fail: Callable[[str, OSError], None],
+        choice: Choice | None = None,
     ) -> None:
         self.target, self.judge, self.started = target, judge, started_ns
         self.resumed = resumed
         self.hold, self.fail = hold, fail
+        self.choice = choice if choice is not None and choice.partial else None
         #: Paths that a held-back rename still needs.
         self.keep: set[str] = set()
         self._unlocked: list[tuple[str, os.stat_result]] = []
-        #: How many entries are gone.
-        self.removed = 0
+        # Directories in which something may be removed, but which stay themselves.
+        self._through: set[str] = set()
+        #: How many entries are gone, and how many are left, though nothing held them back.
+        self.removed = self.left = 0
 
-    def tree(self, path: str, context: Context) -> bool:
-        """Remove an entry with everything in it; True if nothing is left. ``context`` is its directory's."""
+    def tree(self, path: str, context: Context, *, whole: bool = False) -> bool:
+        """Remove an entry with everything in it; True if nothing is left. ``context`` is its directory's.
+
+        Of that, only what is chosen goes, unless it has to go as a ``whole`` for something that is.
+        """
+        if whole and self.choice is not None:
+            choice, self.choice = self.choice, None
+            try:
+                return self.tree(path, context)
+            finally:
+                self.choice = choice
         status = self.target.stat(path)
         if status is None:
             return True
@@ -72,7 +86,8 @@ class Remover:
             path, context, seen = stack.pop()
             try:
                 if seen:
-                    self._rmdir(path)
+                    if path not in self._through:
+                        self._rmdir(path)
                     continue
                 stack.append((path, context, True))
                 self._unlock(path)
@@ -86,6 +101,7 @@ class Remover:
                     else:
                         self._unlink(entry, status)
             except OSError as error:
+                self.left += 1
                 self.fail(path, error)
 
     def children(self, path: str, context: Context, stay: Callable[[str], bool]) -> None:
@@ -96,7 +112,15 @@ class Remover:
 
     def _may_go(self, path: str, status: os.stat_result, context: Context) -> bool:
         if path in self.keep:
+            self.left += 1
             return False
+        through = self.choice is not None and not self.choice.wants(path)
+        if through:
+            self.left += 1
+            if self.choice is None or path in self.choice.done or not stat.S_ISDIR(status.st_mode):
+                return False
+            self._through.add(path)
+            return self.judge.deletion(context, path, status.st_mode) is None
         held = self.judge.deletion(context, path, status.st_mode)
         if held is None and self._changed(status):
             held = Held(path, CONFLICT, _CHANGED)
@@ -144,6 +168,7 @@ class Remover:
             self.hold(Held(path, CONFLICT, _CHANGED))
             return False
         except OSError as error:
+            self.left += 1
             self.fail(path, error)
             return False
         self.removed += 1

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.workspace.journal import Journal
+    from casemate.workspace.select import Selection
+
 __all__ = ["PASS", "ApplyOptions", "ApplyReport", "Failure", "Held", "Limits", "Tally", "Verdict"]
 
 #: Reasons for holding back. ``ask`` means: prose for an agent, to be looked at.
@@ -44,6 +49,10 @@ class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: (st_dev, st_ino) of the workspace when the run began; another directory there now is refused.
     expect: tuple[int, int] | None = None
     limits: Limits = Limits()
+    #: Only these changes, and the directories that they need; the others stay in the top.
+    only: Selection | None = None
+    #: What of the top was dealt with before, and where that is noted if the top will be needed again.
+    journal: Journal | None = None
     #: How many paths each list of the report names; totals are always exact.
     listed: int = 1000
     #: How much held content is kept in ``hold_dir`` at most.

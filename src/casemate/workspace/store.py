@@ -63,10 +63,21 @@ class Store:
         self.directory, self.limit = directory, limit
         self._encoder = msgspec.json.Encoder()
         self._known = {(item.path, item.kind): item for item in read_manifest(directory)}
+        self._remove_orphans()
         self._used = sum(self._room(item.content) for item in self._known.values() if item.content)
         self._number = 0
         self._lines: list[bytes] = []
         self._superseded: list[str] = []
+
+    def _remove_orphans(self) -> None:
+        """Remove contents that no line names: of a step that was killed before it could write the manifest.
+        What they are of is still in the top.
+        """
+        named = {item.content for item in self._known.values()}
+        for name in os.listdir(self.directory):
+            if name.isdecimal() and name not in named:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self.directory)
 
     def keep(self, item: Item, source: int | None = None, blocks: int = 0) -> None:
         """Keep one item; ``source`` is a descriptor with its content, ``blocks`` its st_blocks.
