@@ -103,10 +103,15 @@ class Batch:
 
 
 def place(caller: Caller, lab: Lab, cases: Iterable[Case]) -> Path:
-    """A workspace with the attack programs and the plan."""
+    """A workspace with the attack programs and a plan of some rows."""
+    plan = [{"id": case.row.id, "act": case.row.act, "tries": case.tries} for case in cases]
+    return place_plan(caller, lab, plan)
+
+
+def place_plan(caller: Caller, lab: Lab, plan: list[dict[str, Any]]) -> Path:
+    """A workspace with the attack programs and any plan."""
     ws = caller.workspace()
     shutil.copytree(ATTACKS, ws / ".lab", ignore=shutil.ignore_patterns("__pycache__"))
-    plan = [{"id": case.row.id, "act": case.row.act, "tries": case.tries} for case in cases]
     text = json.dumps(plan).replace("<sockets>", str(lab.sockets))
     (ws / ".lab/plan.json").write_text(text)
     give(ws, caller.uid)

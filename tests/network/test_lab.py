@@ -117,9 +117,8 @@ def test_git_server(lab: Lab, tmp_path: Path) -> None:
     cd {tmp_path}
     git init -q -b main . && echo text >file && git add file
     git -c user.name=t -c user.email=t@example.invalid commit -q -m first
-    git push -q "https://x:$TOKEN@git.example/repo.git/lab.git" HEAD:main
+    git push -q "https://x:$TOKEN@git.example/git/lab.git" HEAD:main
     """
-    (lab.repositories / "repo.git").symlink_to(".")
     env = {"GIT_TERMINAL_PROMPT": "0", "HOME": str(tmp_path)}
     refused = lab.bare("sh", "-c", script, env={**env, "TOKEN": "wrong"})
     assert refused.returncode != 0

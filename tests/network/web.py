@@ -104,7 +104,7 @@ class Web:
                 if request.headers.get("upgrade", "").lower() == "websocket":
                     await self._upgraded(reader, writer, facts)
                     break
-                if request.path.startswith("/repo.git"):
+                if request.path.startswith("/git/"):
                     await self._git(request, body, writer)
                 else:
                     await self._answer(request, body, place[0], writer)
@@ -134,12 +134,22 @@ class Web:
         elif request.path == "/location":
             status, more = "302 Found", f"Location: /{request.headers.get('authorization', '')}\r\n"
         elif request.path == "/big":
-            answer = b"\0" * min(int(request.query["n"]), 256 << 20)
+            await self._big(int(request.query["n"]), writer)
+            return
         elif request.path == "/expect":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         head = f"HTTP/1.1 {status}\r\nContent-Length: {len(answer)}\r\n{more}\r\n".encode("latin-1")
         writer.write(head + (b"" if request.method == "HEAD" else answer))
         await writer.drain()
+
+    async def _big(self, count: int, writer: asyncio.StreamWriter) -> None:
+        """So many bytes, as fast as they are taken."""
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {count}\r\n\r\n".encode())
+        block = bytes(65536)
+        while count > 0:
+            writer.write(block[:count])
+            await writer.drain()
+            count -= len(block)
 
     async def _git(self, request: Request, body: bytes, writer: asyncio.StreamWriter) -> None:
         """git's own server program behind a check of the token."""
@@ -151,7 +161,8 @@ class Web:
             return
         env = {
             "PATH": os.environ["PATH"], "GIT_PROJECT_ROOT": self.repositories, "GIT_HTTP_EXPORT_ALL": "1",
-            "REMOTE_USER": "lab", "PATH_INFO": request.path, "REQUEST_METHOD": request.method,
+            "REMOTE_USER": "lab", "PATH_INFO": request.path.removeprefix("/git"),
+            "REQUEST_METHOD": request.method,
             "QUERY_STRING": urlsplit(request.target).query, "CONTENT_LENGTH": str(len(body)),
             "CONTENT_TYPE": request.headers.get("content-type", ""),
             "HTTP_CONTENT_ENCODING": request.headers.get("content-encoding", ""),
