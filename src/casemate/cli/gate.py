@@ -35,7 +35,8 @@ class RunGate:
         return self._program is not None
 
     def ask(self, question: dict[str, object], reply: Reply) -> None:
-        """Put a question about a host: to the program that was named, else to whoever sits at the terminal."""
+        """Put a question about a host: to the program that was named, else to whoever sits at the terminal.
+        """
         if self._program is not None:
             self._program.ask(question, reply)
             return

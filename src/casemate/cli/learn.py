@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import os
 
 from casemate.cli import run
@@ -71,7 +70,7 @@ def policy_text(result: Result) -> str:
         if fields:
             lines += ["", f"[{part}]"]
             lines += [_field(field.partition(".")[2], values) for field, values in fields.items()]
-    lines += ["", f"# the largest process had {result.peak_memory >> 20} MiB, {result.cpu:.1f} s of processor time"]
+    lines += ["", f"# it took {result.peak_memory >> 20} MiB and {result.cpu:.1f} s of processor time"]
     return "\n".join(lines) + "\n"
 
 

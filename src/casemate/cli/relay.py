@@ -154,7 +154,7 @@ class Relay:
         self._poll.register(descriptor, select.POLLIN)
 
     def ask(self, text: str, answered: Callable[[str], None]) -> None:
-        """Ask whoever sits at the terminal; the next key (or line) is the answer and does not reach the command.
+        """Ask whoever sits at the terminal; the next key (or line) is the answer, and not for the command.
 
         Without a terminal the answer is empty, at once.
         """

@@ -317,7 +317,8 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
         try:
             if lock is not None and "quiet" not in options.switches and (offer := interrupted(job)):
                 tell(offer)
-            run = inline.InlineRun(launcher, job, lock, gate.worker if gate else None, gate.ask if gate else None)
+            worker, ask = (gate.worker, gate.ask) if gate else (None, None)
+            run = inline.InlineRun(launcher, job, lock, worker, ask)
         except BaseException:
             if lock is not None:
                 lock.close()
@@ -359,7 +360,8 @@ class _Beside:
             from casemate.sandbox.live import LiveSocket
 
             try:
-                live = LiveSocket(self._job.places.run, self._job.key, str(os.getpid()), self._run.socket_inside)
+                job, name = self._job, str(os.getpid())
+                live = LiveSocket(job.places.run, job.key, name, self._run.socket_inside)
             except OSError:  # no room for it: the command runs without
                 self.relay = None
             else:

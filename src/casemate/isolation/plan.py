@@ -33,9 +33,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     directory. ``loop`` says whether a file system in a file can be had, ``controllers`` are those in which
     groups can be made. ``owners`` maps each view's source to the uid and gid that own it, ``files`` are
     those of them that are no directories. ``covers`` maps files of the system to what they hold inside.
-    ``gate_ports`` is None where no gate is wanted, else what it listens on if not all ports can be had. ``sockets``
-    are unix sockets of the host to be seen at their own place. ``direct`` is used where the policy wants the
-    workspace changed directly. Sizes are bytes.
+    ``gate_ports`` is None where no gate is wanted, else what it listens on if not all ports can be had.
+    ``sockets`` are unix sockets of the host to be seen at their own place. ``direct`` is used where the
+    policy wants the workspace changed directly. Sizes are bytes.
     """
 
     rootless: bool

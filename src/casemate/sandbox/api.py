@@ -133,8 +133,8 @@ class AsyncSandbox:
     async def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
         """Go by other rules from now on, running commands included; what they do not allow any more is cut.
 
-        ``allow`` and ``deny`` replace those of ``flags``; files and the administrator's ceiling count as before.
-        Raises PolicyError, and then nothing has changed.
+        ``allow`` and ``deny`` replace those of ``flags``; files and the administrator's ceiling count as
+        before. Raises PolicyError, and then nothing has changed.
         """
         await self.open()
         keeper, before = self._keeper, self._flags

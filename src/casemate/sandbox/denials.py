@@ -86,7 +86,9 @@ def find(
 
 
 def _refused(network: NetworkUse) -> list[Denial]:
-    """What the gate refused, each host and port once. A host that was connected to needs no word on its query."""
+    """What the gate refused, each host and port once. A host that was connected to needs no word on its
+    query.
+    """
     found: dict[str, Denial] = {}
     for event in network.events:
         if event.get("verdict") != "deny" or len(found) >= _MOST_HOSTS:

@@ -44,13 +44,17 @@ _BOOT = (
     "from casemate.egress.worker import main; sys.exit(main(sys.argv[3:]))"
 )
 _MOST_EVENTS = 20_000
+_MOST_FAULTS = 20
 _SECONDS = 30.0
+_LAST_SECONDS = 3.0
 
 #: Where programs look for certificate authorities beside the system's own place.
 TRUST_VARIABLES = (
-    "SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS",
-    "CARGO_HTTP_CAINFO", "NPM_CONFIG_CAFILE", "AWS_CA_BUNDLE", "NIX_SSL_CERT_FILE", "DENO_CERT", "BUNDLE_SSL_CA_CERT",
+    "SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO",
+    "NODE_EXTRA_CA_CERTS", "CARGO_HTTP_CAINFO", "NPM_CONFIG_CAFILE", "AWS_CA_BUNDLE", "NIX_SSL_CERT_FILE",
+    "DENO_CERT", "BUNDLE_SSL_CA_CERT",
 )  # fmt: skip
+_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/cert.pem")
 _BUNDLE = ".casemate/ca-bundle.pem"
 _AGENT = ".casemate/ssh-agent"
 
@@ -62,7 +66,9 @@ class GateWorker:
         self._socket, self._pid = _spawn()
         self._number = 0
         self._shares: dict[int, CommandNetwork] = {}
-        self.lost = False
+        self.lost = False  # it has ended: nothing can be said any more
+        self.over = False  # and all that it had said by then has been taken
+        self.faults: list[str] = []  # errors in it that nobody has expected: kind and place
 
     @property
     def shares(self) -> int:
@@ -81,8 +87,10 @@ class GateWorker:
         review: Reviewer | None,
         saved: Saved | None = None,
     ) -> CommandNetwork:
-        """A share for one command. ``dial`` makes a socket inside its sandbox and calls back with it, or with -1;
-        ``review`` answers questions, and calls back too.
+        """A share for one command.
+
+        ``dial`` makes a socket inside its sandbox and calls back with it, or with -1; ``review`` answers
+        questions, and calls back too.
 
         Raises SandboxError when the worker is gone.
         """
@@ -105,15 +113,13 @@ class GateWorker:
 
     def pump(self) -> None:
         """Take everything that the worker has said by now; never waits."""
-        while select.select([self._socket], [], [], 0)[0]:
+        while not self.over and select.select([self._socket], [], [], 0)[0]:
             self._take()
-            if self.lost:
-                return
 
     def wait(self, done: Callable[[], bool]) -> bool:
         """Pump until ``done``; False if the worker is lost or too slow."""
         end = time.monotonic() + _SECONDS
-        while not done() and not self.lost and (left := end - time.monotonic()) > 0:
+        while not done() and not self.over and (left := end - time.monotonic()) > 0:
             if select.select([self._socket], [], [], left)[0]:
                 self._take()
         return done()
@@ -126,37 +132,48 @@ class GateWorker:
         for handle in handles:  # it sends none
             os.close(handle)
         if payload is None:
-            self.lost = True
-            for share in self._shares.values():
+            self.lost = self.over = True
+            for share in [*self._shares.values()]:
                 share.lost()
             return
         message: object = json.loads(payload)
         if is_object(message):
+            if message.get("event") == "fault" and len(self.faults) < _MOST_FAULTS:
+                self.faults.append(f"{message.get('error')} at {message.get('place')}")
             number = message.get("id")
             told = self._shares.get(number) if isinstance(number, int) else None
             if told is not None:
                 told.take(message)
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker. It does that by itself when the channel closes, unless somebody has stopped it."""
         self._socket.close()
-        os.waitpid(self._pid, 0)
+        end = time.monotonic() + _LAST_SECONDS
+        while not os.waitpid(self._pid, os.WNOHANG)[0]:
+            if time.monotonic() > end:
+                os.kill(self._pid, 9)
+                os.waitpid(self._pid, 0)
+                return
+            time.sleep(0.0005)
 
 
 def _spawn() -> tuple[_socket.socket, int]:
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
-    handle = os.dup(theirs.fileno())
-    os.set_inheritable(handle, True)
+    handle = theirs.fileno()
+    # Inherited by this child alone: another one that a thread starts just now must not hold the channel open.
+    actions = [(os.POSIX_SPAWN_DUP2, handle, handle)]
     root = __file__.rsplit("/", 3)[0]
     libraries = os.path.dirname(os.path.dirname(str(msgspec.__file__)))
     argv = [sys.executable, "-I", "-S", "-c", _BOOT, root, libraries, str(handle)]
     # Resolving goes by the host's own settings; nothing else of the caller's environment comes along.
     environ = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
-    environ.update({name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ})
+    trust = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+    environ.update({name: os.environ[name] for name in trust if name in os.environ})
     try:
-        pid = os.posix_spawn(sys.executable, argv, environ, setsigmask=[], setsigdef=range(1, 32))
+        pid = os.posix_spawn(
+            sys.executable, argv, environ, file_actions=actions, setsigmask=[], setsigdef=range(1, 32)
+        )
     finally:
-        os.close(handle)
         theirs.close()
     return ours, pid
 
@@ -321,6 +338,7 @@ class CommandNetwork:
             endpoint = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
             handles.append(endpoint.detach())
             agent = _socket.socket(fileno=os.dup(handles[0]))
+            agent.setblocking(False)  # one that takes nobody just now must not hold up the command's streams
             try:
                 agent.connect(self._agent)
             except OSError:
@@ -367,6 +385,11 @@ class CommandNetwork:
             with suppress(SandboxError):
                 self._worker.say({"op": "remove", "id": self._number})
 
+    def abandon(self) -> None:
+        """The command will not run, or nobody asks any more how it did: the worker forgets it."""
+        self.ask_end()
+        self._worker.forget(self._number)
+
     def use(self) -> NetworkUse:
         """What the command did, as far as it is known by now."""
         self._worker.forget(self._number)
@@ -378,7 +401,7 @@ class CommandNetwork:
             sent=self._totals.get("sent", 0),
             received=self._totals.get("received", 0),
             untold=self._totals.get("untold", 0),
-            lost=self._worker.lost,
+            lost=self._worker.lost or bool(self._failed),
         )
 
 
@@ -395,9 +418,8 @@ def _system_bundle() -> str:
     """The host's certificate authorities, as one text."""
     import ssl
 
-    for path in (ssl.get_default_verify_paths().cafile, "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/cert.pem"):
+    for path in (ssl.get_default_verify_paths().cafile, *_BUNDLES):
         if path and os.path.isfile(path):
             with open(path, encoding="ascii", errors="ignore") as file:
                 return file.read() + "\n"
     return ""
-

@@ -73,8 +73,10 @@ def _numbers(value: object) -> dict[str, float]:
 
 
 class Started:
-    """A command that has been started: its number, the future of its end, the pty's ends if it has one, and the
-    listeners of its network if a gate is to serve it, and the one of ``late.listener`` or -1.
+    """A command that has been started: its number, the future of its end, its terminal's ends.
+
+    ``capture`` has the listeners of its network if a gate is to serve it, ``listener`` is the one that
+    ``late.listener`` asked for, or -1.
     """
 
     __slots__ = ("capture", "ended", "listener", "number", "terminals")

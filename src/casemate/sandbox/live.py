@@ -1,7 +1,7 @@
 """A running command can be spoken to: a socket in Casemate's run directory, for this user's own processes.
 
-One kind of request is served: a TCP socket inside the command's sandbox, which the caller connects to a server
-there and relays itself. So no process with rights ever carries a sandbox's bytes.
+One kind of request is served: a TCP socket inside the command's sandbox, which the caller connects to a
+server there and relays itself. So no process with rights ever carries a sandbox's bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def _directory(run: str, key: str) -> str:
 
 
 class LiveSocket:
-    """The socket of one running command. ``dial`` makes a socket inside and calls back with it, or with -1."""
+    """The socket of one running command. ``dial`` makes a socket inside and calls back with it, or with -1.
+    """
 
     def __init__(self, run: str, key: str, name: str, dial: Dial) -> None:
         self._dial = dial
@@ -110,7 +111,8 @@ def find(run: str, key: str) -> socket.socket | None:
     """A connection to a running command of a workspace, the newest; sockets of killed ones are removed."""
     place = _directory(run, key)
     try:
-        names = sorted(os.listdir(place), key=lambda name: os.lstat(f"{place}/{name}").st_mtime_ns, reverse=True)
+        names = os.listdir(place)
+        names.sort(key=lambda name: os.lstat(f"{place}/{name}").st_mtime_ns, reverse=True)
     except FileNotFoundError:
         return None
     for name in names:

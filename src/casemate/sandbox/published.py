@@ -1,4 +1,6 @@
-"""Ports of the host's loopback that lead into a sandbox: taken before a command runs, so that none runs in vain."""
+"""Ports of the host's loopback that lead into a sandbox: taken before a command runs, so that none runs in
+vain.
+"""
 
 from __future__ import annotations
 

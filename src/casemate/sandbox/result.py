@@ -44,10 +44,11 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 class NetworkUse(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """What the egress gate decided for one command.
 
-    ``capture`` says what brought connections to it: ``sk_lookup`` or ``nftables`` (every port), ``listed ports``
-    (the others fail), or ``""`` where there was no gate. ``events`` are ``casemate.egress.events.Event`` as
-    plain data, bounded; ``untold`` counts what is not among them. ``sent`` and ``received`` are bytes. ``lost``:
-    the gate ended before the command did, which could reach nothing from then on.
+    ``capture`` says what brought connections to it: ``sk_lookup`` or ``nftables`` (every port), ``listed
+    ports`` (the others fail), or ``""`` where there was no gate. ``events`` are
+    ``casemate.egress.events.Event`` as plain data, bounded; ``untold`` counts what is not among them.
+    ``sent`` and ``received`` are bytes. ``lost``: the gate ended before the command did, which could reach
+    nothing from then on.
     """
 
     capture: str = ""
@@ -66,7 +67,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     ``exit_code`` is its own (128 + n after signal n); ``limit`` names the limit that ended it (such as
     ``memory`` or ``timeout``) or is empty. ``stdout`` and ``stderr`` are filled by the Python API only.
     ``phases`` are milliseconds, ``peak_memory`` bytes, ``cpu`` seconds. ``boundary`` and ``degraded`` say
-    what was enforced, ``scopes`` how each limit was.
+    what was enforced, ``scopes`` how each limit was. ``disk`` holds bytes: ``used``, and ``limit`` where
+    there is one; of a whole ``session`` where the command belongs to one.
     """
 
     exit_code: int
@@ -85,6 +87,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     phases: dict[str, float] = {}
     peak_memory: int = 0
     cpu: float = 0.0
+    disk: dict[str, int] = {}
+    session: str = ""
 
     @property
     def ok(self) -> bool:

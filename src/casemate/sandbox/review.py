@@ -1,8 +1,8 @@
 """Who answers when the policy leaves a question: a person at the terminal, or a program.
 
 A reviewer is called with a question (plain data) and a function for the answer, which it calls once, now or
-later: whether it is allowed, and for how long (``once``, ``session``: as long as this command runs, ``saved``: for
-this workspace from now on). Whatever is no clear yes is a no.
+later: whether it is allowed, and for how long (``once``, ``session``: as long as this command runs,
+``saved``: for this workspace from now on). Whatever is no clear yes is a no.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def question_text(question: dict[str, object]) -> str:
 
 
 class Program:
-    """A program that reads the question as JSON on stdin and writes ``{"decision": "allow", "scope": "once"}``.
+    """A program that reads the question as JSON and writes ``{"decision": "allow", "scope": "once"}``.
 
     Any other answer, an exit code but 0, or none within two minutes is a no. ``poll`` moves things on.
     """

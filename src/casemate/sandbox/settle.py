@@ -237,7 +237,7 @@ def result(
 def _network_notes(network: NetworkUse | None) -> list[str]:
     notes: list[str] = []
     if network is not None and network.capture == "listed ports":
-        notes.append("network: partial: only ports that rules name reached the gate (`casemate doctor` says why)")
+        notes.append("network: partial: only ports that rules name reach the gate; see `casemate doctor`")
     if network is not None and network.lost:
         notes.append("network: the egress gate ended before the command did, which then reached nothing more")
     return notes

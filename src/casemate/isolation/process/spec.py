@@ -252,8 +252,8 @@ class Late:
 
     ``pts`` is the path inside of the command's own terminal; the launcher fills it in when ``tty`` is set.
     ``window`` is that terminal's size from the start: rows, columns, both in pixels; or empty. ``files`` are
-    put below HOME before it starts: path and content. ``listener`` is a path below HOME where a unix socket is
-    to listen that the launcher's caller serves, or ``""``.
+    put below HOME before it starts: path and content. ``listener`` is a path below HOME where a unix socket
+    is to listen that the launcher's caller serves, or ``""``.
     """
 
     __slots__ = ("argv", "cwd", "env", "files", "listener", "pts", "tty", "umask", "window")
@@ -300,7 +300,8 @@ class Late:
             raise _bad("window")
         files = {_text(path): _text(content) for path, content in _mapping(fields["files"]).items()}
         listener = _text(fields["listener"])
-        return cls(argv, env, cwd, _flag(fields["tty"]), pts, _number(fields["umask"]), window, files, listener)
+        tty, umask = _flag(fields["tty"]), _number(fields["umask"])
+        return cls(argv, env, cwd, tty, pts, umask, window, files, listener)
 
     def as_words(self) -> list[str]:
         """The form in which a launcher hands it to its own child: no decoder to load at every start.
