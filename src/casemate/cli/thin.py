@@ -45,6 +45,8 @@ def try_daemon(argv: list[str]) -> int | None:
     options = split(argv)
     if options.problem or not options.argv or options.switches & {"help", "no_daemon"}:
         return None
+    if "session" in options.values:  # its layers are looked up when its lock is held
+        return None
     environ = dict(os.environ)
     path = socket_path(environ)
     if not path or options.values.get("preset") == "full-access":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from casemate.sandbox.gate import CommandNetwork, GateWorker, Reviewer
     from casemate.sandbox.job import Job
     from casemate.sandbox.result import Applied, Result
+    from casemate.sandbox.session import Session
 
 __all__ = ["InlineRun", "busy", "lock_workspace"]
 
@@ -32,9 +33,11 @@ def lock_workspace(job: Job, *, wait: bool, tell: object = None) -> WorkspaceLoc
 
     Raises BusyError if ``wait`` is false and another command holds it.
     """
-    if job.plan is None or not any(view.writable for view in job.plan.spec.views):
+    if job.plan is None:
         return None
-    lock = WorkspaceLock(f"{job.places.run}/locks/{job.key}")
+    if not job.request.session and not any(view.writable for view in job.plan.spec.views):
+        return None
+    lock = WorkspaceLock(job.lock)
     label = f"pid {os.getpid()}: {' '.join(job.request.argv)}"
     if lock.take(wait=False, label=label):
         return lock
@@ -51,8 +54,9 @@ def busy(job: Job, lock: WorkspaceLock) -> BusyError:
     """What to raise where the lock is somebody else's and waiting is not wanted."""
     holder = lock.holder()
     lock.close()
+    what = f"the session {job.request.session}" if job.request.session else f"the view of {job.workspace}"
     return BusyError(
-        f"another command holds the view of {job.workspace} ({holder})",
+        f"another command holds {what} ({holder})",
         hint="wait for it, or leave out --no-wait",
         workspace=job.workspace,
         holder=holder,
@@ -76,6 +80,7 @@ class InlineRun:
         self._keep = False
         self._worker, self._review = worker, review
         self.network: CommandNetwork | None = None
+        self._session: Session | None = None
         self.stdin = self.stdout = self.stderr = -1
         self.terminal = self.slave = -1
         try:
@@ -85,6 +90,11 @@ class InlineRun:
             raise
 
     def _start(self) -> None:
+        if self._job.request.session:
+            from casemate.sandbox.session import Session
+
+            self._session = Session.of(self._job, rootless=self._launcher.rootless)
+            self._job = self._session.enter(self._job)
         job, launcher = self._job, self._launcher
         assert job.plan is not None  # noqa: S101
         if self._worker is not None:
@@ -121,9 +131,8 @@ class InlineRun:
             self.network.begin(site.capture, site.listener, job.request.environ)
             site.listener = -1
         if job.plan.watch:
-            tops = [site.directory] if job.plan.spec.tops_on_disk and site.tops else []
             scratch = -1 if job.plan.spec.scratch_image else site.scratch
-            self._watch = Watch(job.plan.watch, tops, self._running.pid, scratch)
+            self._watch = Watch(job.plan.watch, site.on_disk, self._running.pid, scratch)
 
     def socket_inside(self, made: Callable[[int], None]) -> None:
         """Call ``made`` with a TCP socket inside the sandbox, or with -1."""
@@ -192,11 +201,22 @@ class InlineRun:
             else:
                 applied = Applied()
             self._keep = not applied.complete
-            return settle.result(
+            result = settle.result(
                 job, outcome, applied, limit=limit, stderr_tail=stderr_tail, disk_full=full, network=use
             )
+            return self._with_usage(result, site)
         finally:
             self._clean_up()
+
+    def _with_usage(self, result: Result, site: Site) -> Result:
+        """The result with what the command, or its session, takes on disk."""
+        from casemate.sandbox.quota import with_usage
+
+        seen = self._watch.used if self._watch is not None else 0
+        if self._session is not None:
+            return self._session.leave(self._job, result, seen)
+        facts = os.fstatvfs(site.scratch)
+        return with_usage(self._job, result, (facts.f_blocks - facts.f_bfree) * facts.f_frsize, seen)
 
     def _clean_up(self) -> None:
         running, site = self._running, self._site

@@ -166,7 +166,7 @@ class Store:
 
         Raises WorkspaceError (``too-many-layers``).
         """
-        self._refuse_applying(record)
+        self.refuse_applying(record)
         name = os.urandom(4).hex()
         with self._locked() as handle:
             if not self.changed(record):
@@ -192,7 +192,8 @@ class Store:
                 layers=count,
             )
 
-    def _refuse_applying(self, record: Record) -> None:
+    def refuse_applying(self, record: Record) -> None:
+        """Raise WorkspaceError (``session-applying``) where an apply step has begun and not ended."""
         if record.applying:
             raise WorkspaceError(
                 f"an apply step of the session {record.name} did not end",
@@ -202,7 +203,7 @@ class Store:
 
     def branch(self, record: Record, name: str, now_ns: int, at: str = "") -> tuple[Record, Record]:
         """A new session with the same layers; ``at`` a snapshot, or as it is now. Returns both records."""
-        self._refuse_applying(record)
+        self.refuse_applying(record)
         if not at and self.changed(record):
             record, _ = self.snapshot(record, now_ns)
         layers = record.layers if not at else record.layers[: self._index(record, at) + 1]
@@ -215,7 +216,7 @@ class Store:
 
     def roll_back(self, record: Record, snapshot: str, now_ns: int) -> Record:
         """Drop the live top and all layers above a snapshot. Raises WorkspaceError (``no-snapshot``)."""
-        self._refuse_applying(record)
+        self.refuse_applying(record)
         layers = record.layers[: self._index(record, snapshot) + 1]
         with self._locked() as handle:
             record = self._cut(record, layers, now_ns)
@@ -245,7 +246,7 @@ class Store:
         """Merge the layers up to a snapshot (the newest) into one; the snapshots before it are gone, but for
         the first. What has been applied is merged by itself: only HOME is left of it.
         """
-        self._refuse_applying(record)
+        self.refuse_applying(record)
         upto = self._index(record, snapshot or record.layers[-1].id) + 1
         spent = [layer for layer in record.layers if layer.spent]
         first = record.layers[len(spent)]
@@ -379,11 +380,11 @@ class Store:
 
     # -- sizes and garbage -----------------------------------------------------------------------------
 
-    def size(self, directory: str, *, again: bool = False) -> int:
-        """Bytes of a layer, as noted, or (``again``, or where that was not exact) measured anew."""
+    def size(self, directory: str, *, exact: bool = False) -> int:
+        """Bytes of a layer, as noted; measured where nothing was, or (``exact``) not all of it."""
         path = f"{self.layers}/{directory}"
-        known = None if again else survey.measured(path)
-        if known is None or not known.exact:
+        known = survey.measured(path)
+        if known is None or (exact and not known.exact):
             known = survey.measure(path, sorted(self._parts(path)))
         return known.bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from casemate.errors import WorkspaceError
+from casemate.errors import PolicyError
 
 __all__ = ["HOME", "START", "VERSION", "Layer", "Record", "check_name"]
 
@@ -66,10 +66,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 def check_name(name: str) -> str:
-    """A session's name: letters, digits, ``-``, ``_`` and ``.``. Raises WorkspaceError (``session-name``)."""
+    """A session's name: letters, digits, ``-``, ``_`` and ``.``. Raises PolicyError (``session-name``)."""
     plain = name.isascii() and all(c.isalnum() or c in "-_." for c in name)
     if not plain or not name[:1].isalnum() or len(name) > 64:
-        raise WorkspaceError(
+        raise PolicyError(
             f"{name!a} is no name for a session",
             code="session-name",
             hint="use letters, digits, '-', '_' and '.', up to 64 of them",

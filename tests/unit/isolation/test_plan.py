@@ -89,7 +89,7 @@ SPEC: dict[str, Any] = {
         ["bind", "/srv/index", "/srv/index"],
         ["dir", "/ws"],
     ],
-    "views": [["/ws", "/ws", True, (1000, 1001)]],
+    "views": [["/ws", "/ws", True, (1000, 1001), ""]],
     "home": {".gitconfig": "[user]\n"},
     "binds": [("/state/caches/k/pip", "/home/sandbox/.cache/pip")],
     "scratch": 256 * MIB,
@@ -108,6 +108,9 @@ SPEC: dict[str, Any] = {
     "hostname": "sandbox",
     "devices": [],
     "hide": [],
+    "capture": None,
+    "sockets": [],
+    "stack": None,
 }
 SCOPES = {
     "open-files": "process", "memory": "tree", "pids": "tree", "disk": "tree, without caches",
@@ -204,11 +207,11 @@ def test_views() -> None:
     facts = changed(ROOT, owners={"/ws": (1, 2), "/srv/out": (3, 4)}, files=frozenset(("/data/file",)))
     found = plan(policy(files=files), "/ws", facts, "/keep").spec
     assert [view.as_list() for view in found.views] == [
-        ["/ws", "/ws", True, (1, 2)],
-        ["/srv/out", "/srv/out", True, (3, 4)],
-        ["/data/ref", "/data/ref", False, None],
-        ["/usr/src/ref", "/usr/src/ref", False, None],
-        ["/data/file", "/data/file", False, None],
+        ["/ws", "/ws", True, (1, 2), ""],
+        ["/srv/out", "/srv/out", True, (3, 4), ""],
+        ["/data/ref", "/data/ref", False, None, ""],
+        ["/usr/src/ref", "/usr/src/ref", False, None, ""],
+        ["/data/file", "/data/file", False, None, ""],
     ]
     # What lies below a bind is there already.
     assert found.root[-4:] == [
@@ -221,7 +224,7 @@ def test_views() -> None:
 
 def test_read_only_workspace() -> None:
     """Nothing to write: no overlay, no tops, and a small scratch is enough."""
-    spec = SPEC | {"views": [["/ws", "/ws", False, (1000, 1001)]], "scratch": 64 * MIB}
+    spec = SPEC | {"views": [["/ws", "/ws", False, (1000, 1001), ""]], "scratch": 64 * MIB}
     small = changed(RESOURCES, disk=MIB)
     same(
         plan(policy(small, changed(FILES, workspace="read")), "/ws", ROOT, "/keep"), spec,
@@ -265,9 +268,9 @@ def test_places_for_temporary_files(place: str) -> None:
     facts = changed(ROOT, tools=(f"{place}/tool/bin", f"{place}/ws/bin"), extra_read=(f"{place}/index",))
     found = plan(policy(), f"{place}/ws", facts, "/keep").spec
     assert [view.as_list() for view in found.views] == [
-        [f"{place}/ws", f"{place}/ws", True, None],
-        [f"{place}/tool/bin", f"{place}/tool/bin", False, None],
-        [f"{place}/index", f"{place}/index", False, None],
+        [f"{place}/ws", f"{place}/ws", True, None, ""],
+        [f"{place}/tool/bin", f"{place}/tool/bin", False, None, ""],
+        [f"{place}/index", f"{place}/index", False, None, ""],
     ]
     assert not [entry for entry in found.root if entry[-1].startswith(f"{place}/")]
     assert (["dir", "/var/tmp"] in found.root) == (place == "/var/tmp")

@@ -96,6 +96,14 @@ class Site:
             return [f"{stack.store}/{stack.live}"]
         return [self.directory] if self.spec.tops_on_disk and self.tops else []
 
+    @property
+    def on_disk(self) -> list[str]:
+        """The directories on disk that its writes go to."""
+        stack = self.spec.stack
+        if stack is not None:
+            return [f"{stack.store}/{stack.live}"]
+        return [self.directory] if self.spec.tops_on_disk and self.tops else []
+
 
 class SiteMaker:
     """Makes the parts of sites; remembers templates, filters and id maps between runs.

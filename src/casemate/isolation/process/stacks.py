@@ -220,7 +220,7 @@ class Stacked:
     def _frozen(self, top: str) -> list[Place]:
         """The frozen tops of one view, the newest first; a layer need not have one for each."""
         found: list[Place] = []
-        for layer in self._stack.layers:
+        for layer in self._stack.homes if top == HOME_TOP else self._stack.layers:
             with suppress(FileNotFoundError):
                 found.append(self._place(layer, top))
         return found

@@ -20,19 +20,18 @@ _PAUSE, _PATIENCE = 1.0, 20  # a look is due after a second, or 20 times what th
 
 class Watch:
     """Watches one sandbox. ``tops`` are the directories its writes go to; ``pid`` is its init; ``scratch``
-    is its own file system where that lies in memory, else -1. ``used`` is what is in the tops already.
+    is its own file system where that lies in memory, else -1. Beside the limits ``disk-used`` says what is in
+    the tops already.
     """
 
-    def __init__(
-        self, limits: dict[str, int], tops: list[str], pid: int, scratch: int = -1, used: int = 0
-    ) -> None:
+    def __init__(self, limits: dict[str, int], tops: list[str], pid: int, scratch: int = -1) -> None:
         self._limits = limits
         self._tops = tops
         self._pid = pid
         self._scratch = scratch
         self._free = [_free(top) for top in tops]
         self._next = time.monotonic() + _PAUSE
-        self.used = used
+        self.used = limits.get("disk-used", 0)
         """Bytes in the tops when it looked last."""
 
     def exceeded(self) -> str:
