@@ -133,7 +133,8 @@ class Authority:
         address = hosts.address(name)
         shown: GeneralName = x509.DNSName(name) if address is None else x509.IPAddress(address)
         leaf = (
-            self._builder(_name("Casemate sandbox", name), self._leaf_key)
+            # Not the bare name: of an address OpenSSL would take it for a DNS name, against the constraints.
+            self._builder(_name("Casemate sandbox", f"gate for {name}"), self._leaf_key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

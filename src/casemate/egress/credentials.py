@@ -75,9 +75,9 @@ def placeholder(secret: str) -> str:
     """
     length = len(secret) if len(secret) >= 16 else 24
     kind = next((kind for kind in _KINDS if secret.startswith(kind)), "")
-    if len(kind) + len(_MARK) + _RANDOM > length:
+    if length - len(kind) - _RANDOM < 3:
         kind = ""
-    mark = _MARK if len(kind) + len(_MARK) + _RANDOM <= length else _MARK[: max(0, length - _RANDOM)]
+    mark = _MARK[: length - len(kind) - _RANDOM]  # at least "cas"
     return kind + mark + _random(length - len(kind) - len(mark))
 
 

@@ -102,6 +102,8 @@ class Peer:
         """Make it ready for another request, if it can be."""
         if self.http.our_state is not h11.DONE or self.http.their_state is not h11.DONE:
             return False
+        if self.http.our_role is h11.CLIENT and self.http.trailing_data[0]:
+            return False  # what a host says unasked would be the answer to the next request
         self.http.start_next_cycle()
         self.used = True
         return True

@@ -13,6 +13,7 @@ not belong.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -171,7 +172,7 @@ class _Flow:
         except Refused as refused:
             self._target.event("request", verdict="deny", rule=refused.rule, reason=refused.code,
                                allow=refused.allow, detail=what)  # fmt: skip
-            status = 502 if refused.code == "certificate" else 403
+            status = 502 if refused.code in ("certificate", "host-tls") else 403
             await self._refuse(status, refused.code, str(refused), allow=refused.allow, method=request.method)
             return False
         except Failed as failed:
@@ -181,6 +182,9 @@ class _Flow:
             text = f"{self._target.name} could not be asked: {failed}"
             await self._refuse(failed.status, failed.code, text, method=request.method)
             return False
+        except Broken as broken:
+            self._target.event("request", verdict="deny", reason="cut", detail=f"{what}: {broken}")
+            raise
         ms = round((time.monotonic() - began) * 1e3, 3)
         self._target.event("request", verdict="allow", rule=rule, detail=f"{what} {status}", ms=ms)
         return more
@@ -262,7 +266,9 @@ class _Flow:
             except TimeoutError:
                 raise Failed(504, "no-connection", "it did not take the connection in time") from None
             except OSError as error:
-                raise Failed(502, "no-connection", error.strerror or type(error).__name__) from None
+                # Not its own text, which may hold the address that was dialled.
+                why = os.strerror(error.errno) if error.errno and error.errno > 0 else type(error).__name__
+                raise Failed(502, "no-connection", why) from None
             self._host = Peer(stream, h11.CLIENT, self._limits.head_bytes)
         return self._host
 

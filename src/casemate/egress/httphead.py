@@ -198,9 +198,10 @@ def _check_authority(value: bytes, name: str, port: int, *, tls: bool, what: str
         raise Refused("host-differs", f"the {what} of a request to {name} is no host name") from None
     if spelt != name:
         raise Refused("host-differs", f"a request to {name} has another host in its {what}: {spelt}")
-    usual = 443 if tls else 80
-    # Old clients leave an unusual port out; a port that is there has to be right.
-    if digits not in ("", str(port)) or (text.endswith(":") and port != usual):
+    # Old clients leave an unusual port out of Host; in an address, none is the usual one.
+    usual = str(443 if tls else 80)
+    left_out = "" if what == "Host" and not text.endswith(":") else usual
+    if digits != str(port) and (digits or left_out not in ("", str(port))):
         raise Refused("host-differs", f"a request to {name}:{port} has another port in its {what}")
 
 

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["Redactor", "quote", "variants"]
 
 _UNRESERVED = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
-_HTML = {ord("&"): b"&amp;", ord("<"): b"&lt;", ord(">"): b"&gt;", ord('"'): b"&quot;", ord("'"): b"&#39;"}
-_NUMERIC = {**_HTML, ord('"'): b"&#34;", ord("'"): b"&#x27;"}
+_MARKUP = {ord("&"): b"&amp;", ord("<"): b"&lt;", ord(">"): b"&gt;"}
+_HTML = [
+    {**_MARKUP, ord('"'): double, ord("'"): single}
+    for double in (b'"', b"&quot;", b"&#34;")
+    for single in (b"'", b"&#39;", b"&#x27;", b"&apos;")
+]
 _JSON = {ord('"'): b'\\"', ord("\\"): b"\\\\"}
 _JSON_SLASH = {**_JSON, ord("/"): b"\\/"}
 
@@ -46,13 +50,14 @@ def variants(secret: bytes, stand_in: bytes) -> list[tuple[bytes, bytes]]:
         found.setdefault(pattern, instead if fits else b"*" * len(pattern))
 
     add(secret, stand_in)
-    # Some encoders leave a few reserved characters alone; a space may be a plus.
-    for safe in (b"", b"/", b"!*'()", b"/:@!$&'()*+,;="):
-        for lower in (False, True):
-            add(quote(secret, safe=safe, lower=lower), quote(stand_in, safe=safe, lower=lower))
-            add(quote(secret, safe=safe, lower=lower).replace(b"%20", b"+"), stand_in)
-    for table in (_HTML, _NUMERIC, _JSON, _JSON_SLASH):
-        add(_escaped(secret, table), _escaped(stand_in, table))
+    if not _UNRESERVED.issuperset(secret):
+        # Some encoders leave a few reserved characters alone; a space may be a plus.
+        for safe in (b"", b"/", b"!*'()", b"/:@!$&'()*+,;="):
+            for lower in (False, True):
+                add(quote(secret, safe=safe, lower=lower), quote(stand_in, safe=safe, lower=lower))
+                add(quote(secret, safe=safe, lower=lower).replace(b"%20", b"+"), stand_in)
+        for table in (*_HTML, _JSON, _JSON_SLASH):
+            add(_escaped(secret, table), _escaped(stand_in, table))
     for offset in range(3):
         pattern, instead = _base64(secret, offset), _base64(stand_in, offset)
         add(pattern, instead)

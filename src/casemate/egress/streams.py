@@ -73,6 +73,9 @@ class SocketStream:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        with suppress(OSError):  # not TCP
+            # Small pieces of an answer must not wait until the other side has confirmed the one before.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._loop = asyncio.get_running_loop()
         self._turn = 0
 

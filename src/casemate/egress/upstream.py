@@ -69,6 +69,10 @@ async def connect(target: Dialler) -> Stream:
         sock.close()
         why = error.verify_message.rstrip(".") or "it cannot be verified"
         raise Refused("certificate", f"the certificate of {target.name} was refused: {why}") from None
+    except ssl.SSLError as error:
+        sock.close()
+        why = (error.reason or "it ended").lower().replace("_", " ")
+        raise Refused("host-tls", f"{target.name} does not speak TLS as it should: {why}") from None
     except BaseException:
         sock.close()
         raise
@@ -81,6 +85,8 @@ def _context(ca_file: str) -> ssl.SSLContext:
     # names.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Python tells OpenSSL to take a cut connection for an ended one.
+    context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
     context.set_alpn_protocols(["http/1.1"])
     bundle = ca_file or system_bundle()
     if bundle:
