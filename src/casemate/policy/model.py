@@ -264,14 +264,12 @@ class Ceiling(_Closed, frozen=True, kw_only=True):
         tuple[Literal["read-only", "workspace-write", "full-access"], ...] | UnsetType,
         Meta(description="Presets that may be chosen."),
     ] = UNSET
-    workspace: Annotated[WorkspaceMode | UnsetType, Meta(description="`read`: never changed. `write`: never directly.")] = UNSET
-    read: Annotated[
-        _Names | UnsetType,
-        Meta(description="Directories below which `read` may reach."),
+    workspace: Annotated[
+        WorkspaceMode | UnsetType, Meta(description="`read`: never changed. `write`: never directly.")
     ] = UNSET
+    read: Annotated[_Names | UnsetType, Meta(description="Directories below which `read` may reach.")] = UNSET
     write: Annotated[
-        _Names | UnsetType,
-        Meta(description="Directories below which `write` may reach."),
+        _Names | UnsetType, Meta(description="Directories below which `write` may reach.")
     ] = UNSET
     tools: Annotated[bool | UnsetType, Meta(description="`false`: no tool directories.")] = UNSET
     cache: Annotated[_Names | UnsetType, Meta(description="Caches that may be kept.")] = UNSET
