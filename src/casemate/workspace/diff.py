@@ -281,7 +281,7 @@ class TopReview(Review):
             replaced = stat.S_ISDIR(change.lower_mode) or directory in self._replacing
             return not replaced or before.st_ctime_ns > started
         changed = before.st_ctime_ns
-        return changed > started and changed > born_ns(self._top, change, started)
+        return changed > started and changed > born_ns(self._top, change, started, self._options.firsts)
 
     def new(self, entry: Entry) -> int | None:
         """The new content, open for reading; None if there is none. Raises OSError."""

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from casemate.workspace.report import Tally, Verdict
     from casemate.workspace.scan import Change
     from casemate.workspace.select import Choice
+    from casemate.workspace.survey import Firsts
     from casemate.workspace.target import Target
 
 __all__ = ["Maker", "born_ns"]
 
 
-def born_ns(top: int, change: Change, started_ns: int) -> int:
+def born_ns(top: int, change: Change, started_ns: int, firsts: Firsts | None) -> int:
     """When the command made its version of an entry (or copied the host's up, to change it)."""
     if change.kind == WHITEOUT:
         return started_ns  # whiteouts share one inode
@@ -35,7 +36,8 @@ def born_ns(top: int, change: Change, started_ns: int) -> int:
     except OSError:
         return started_ns
     try:
-        return birth_ns(fd) or started_ns
+        born = birth_ns(fd) or started_ns
+        return born if firsts is None else firsts.born(change.path, born, started_ns)
     finally:
         os.close(fd)
 
@@ -48,11 +50,12 @@ class Maker:
     def __init__(
         self, top: int, target: Target, merged: Merged, remover: Remover, contexts: dict[str, Context],
         tally: Tally, started_ns: int, resumed: bool, prefix: str, choice: Choice,
+        firsts: Firsts | None,
     ) -> None:  # fmt: skip
         self.top, self.target, self.merged, self.remover = top, target, merged, remover
         self.contexts, self.tally = contexts, tally
         self.started, self.resumed, self.prefix = started_ns, resumed, prefix
-        self.choice = choice
+        self.choice, self.firsts = choice, firsts
         self.adopter = Adopter(top, target, merged)
         # Directories that take the place of what is on the host.
         self.replacing: set[str] = set()
@@ -289,5 +292,5 @@ class Maker:
         """Whether the host changed its entry after the command made (or copied up) its own."""
         changed_since = self.target.changed_since
         return changed_since(status, self.started) and changed_since(
-            status, born_ns(self.top, change, self.started)
+            status, born_ns(self.top, change, self.started, self.firsts)
         )

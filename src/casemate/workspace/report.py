@@ -8,6 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.workspace.journal import Journal
     from casemate.workspace.select import Selection
+    from casemate.workspace.survey import Firsts
 
 __all__ = ["PASS", "ApplyOptions", "ApplyReport", "Failure", "Held", "Limits", "Tally", "Verdict"]
 
@@ -31,6 +32,8 @@ class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     #: ``start_time()`` taken before the overlay was mounted: later host changes win over deletions.
     started_ns: int
+    #: Of a session: since when paths are its own, where the time of an entry does not tell.
+    firsts: Firsts | None = None
     #: ``user.overlay.`` for an overlay mounted with ``userxattr``.
     xattrs: str = "trusted.overlay."
     #: The overlay was mounted with ``redirect_dir=on``.

@@ -86,7 +86,7 @@ class Step:
         self.contexts: dict[str, Context] = {"": self.judge.root}
         self.maker = Maker(
             top, self.target, self.merged, self.remover, self.contexts, tally, self.started, self.resumed,
-            options.xattrs, self.choice,
+            options.xattrs, self.choice, options.firsts,
         )  # fmt: skip
         # What passes: directories and files in order; deletions.
         self.makes: list[tuple[Change, Verdict]] = []
@@ -247,7 +247,9 @@ class Step:
         to = os.fsencode(source_now)
         source = -1
         # What is in conflict is newer on the host already: only what the host does from now on counts.
-        since = time.time_ns() if held.reason == CONFLICT else born_ns(self.top, change, self.started)
+        since = time.time_ns()
+        if held.reason != CONFLICT:
+            since = born_ns(self.top, change, self.started, self.options.firsts)
         try:
             if change.kind == LINK:
                 to = os.fsencode(read_link(self.top, change.path))
