@@ -18,7 +18,7 @@ from casemate.cli.streams import put
 from casemate.cli.thin import socket_path
 from casemate.errors import CasemateError
 from casemate.sandbox import keeper_client
-from casemate.sandbox.command import begin, settle_command
+from casemate.sandbox.command import Begun, settle_command
 from casemate.sandbox.denials import TAIL
 from casemate.sandbox.failures import from_os_error
 from casemate.sandbox.inline import busy
@@ -32,7 +32,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from casemate.sandbox.command import Begun
     from casemate.sandbox.job import Job
     from casemate.sandbox.result import Result
 
@@ -398,7 +397,8 @@ class _Client:
         theirs = [pipes[0][0], pipes[1][1], pipes[2][1]] if pipes else []
         mine = [pipes[0][1], pipes[1][0], pipes[2][0]] if pipes else []
         try:
-            begun = await begin(keeper, job, theirs, None)
+            begun = Begun(keeper)
+            await begun.begin(job, theirs, None)
             number, ended = begun.number, begun.ended
             mine += begun.terminals
             alive = self._hand_out(job, options, mine, tty=bool(begun.terminals), locked=locked)

@@ -1,20 +1,22 @@
 """An ssh agent behind a filter: the sandbox may list keys and have a login signed, and nothing else.
 
-The agent itself cannot tell for which host a signature is meant, so it is the network's rules that bound where a
-login can go: whoever names an agent names its hosts, and no others are reachable from the sandbox's ssh. What
-could change the agent (adding, removing, locking keys) or use it for something else (extensions) is answered
-with a failure here and never reaches it. The format is that of the agent protocol's draft: a length of four
-bytes, a type, a body.
+The agent itself cannot tell for which host a signature is meant, so it is the network's rules that bound
+where a login can go: whoever names an agent names its hosts, and no others are reachable from the sandbox's
+ssh. What could change the agent (adding, removing, locking keys) or use it for something else (extensions) is
+answered with a failure here and never reaches it. The format is that of the agent protocol's draft: a length
+of four bytes, a type, a body.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import suppress
+
+from casemate.egress.acceptor import Acceptor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable
 
 __all__ = ["AgentFilter", "permitted"]
@@ -37,7 +39,7 @@ def permitted(message: bytes) -> bool:
 
 
 class AgentFilter:
-    """Serves a unix listener of a sandbox. ``connect`` gives a connection to the agent; ``tell`` takes events."""
+    """Serves a sandbox's listener. ``connect`` gives a connection to the agent, ``tell`` takes events."""
 
     def __init__(
         self,
@@ -45,26 +47,18 @@ class AgentFilter:
         connect: Callable[[], Awaitable[socket.socket]],
         tell: Callable[[dict[str, object]], None],
     ) -> None:
-        self._listener = listener
         self._connect, self._tell = connect, tell
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        listener.setblocking(False)
-        self._loop.add_reader(listener, self._accept)
+        self._listener = Acceptor(listener, self._accepted)
 
     def close(self) -> None:
         """Stop."""
-        self._loop.remove_reader(self._listener)
         self._listener.close()
         for task in [*self._tasks]:
             task.cancel()
 
-    def _accept(self) -> None:
-        try:
-            client, _ = self._listener.accept()
-        except OSError:
-            return
-        client.setblocking(False)
+    def _accepted(self, client: socket.socket) -> None:
         if len(self._tasks) >= _AT_ONCE:
             client.close()
             return
@@ -87,7 +81,8 @@ class AgentFilter:
                         await self._loop.sock_sendall(agent, len(message).to_bytes(4, "big") + message)
                         answer = await self._message(agent)
                         if message[0] == _SIGN:
-                            self._tell({"kind": "ssh-agent", "verdict": "allow", "host": "", "reason": "rule"})
+                            self._tell({"kind": "ssh-agent", "verdict": "allow", "host": "",
+                                        "reason": "rule"})  # fmt: skip
                         await self._loop.sock_sendall(client, len(answer).to_bytes(4, "big") + answer)
 
     async def _message(self, endpoint: socket.socket) -> bytes:

@@ -1,8 +1,8 @@
 """One connection from inside a sandbox: which host it is for, whether it may go there, and the way it takes.
 
-The host is known before a byte is read: the address that was dialled stands for a name (or is one that a rule
-names itself). What the client then says of the host (SNI, ``Host``) has to agree with it. Nothing is taken from
-the socket while it is looked at, so whoever serves the connection in the end finds it whole.
+The host is known before a byte is read: the address that was dialled stands for a name (or is one that a
+rule names itself). What the client then says of the host (SNI, ``Host``) has to agree with it. Nothing is
+taken from the socket while it is looked at, so whoever serves the connection in the end finds it whole.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ class Connection:
     ``host`` is a name as ``policy.hosts`` spells it, or an address. It is what ``httpflow`` calls a target.
     """
 
-    def __init__(self, gate: Gate, endpoint: socket.socket, host: str, port: int, *, once: bool = False) -> None:
+    def __init__(
+        self, gate: Gate, endpoint: socket.socket, host: str, port: int, *, once: bool = False
+    ) -> None:
         self.gate = gate
         self.endpoint = endpoint
         self.host, self.port = host, port
         self.once = once  # of a proxy's client: each request may be for another host, so one connection each
         self.protocol = "tcp"
+        self.settled = False  # the protocol is known, and by it whether the host may be reached
         self.rule = ""
         self.address = ""
         self.tls = False
@@ -103,8 +106,8 @@ class Connection:
 
     def event(self, kind: str, **fields: object) -> None:
         """Tell of a decision inside of this connection."""
-        known: dict[str, object] = {"kind": kind, "host": self.host, "port": self.port, "protocol": self.protocol}
-        self.gate.tell(known | fields)
+        known: dict[str, object] = {"host": self.host, "port": self.port, "protocol": self.protocol}
+        self.gate.tell(known | {"kind": kind} | fields)
 
     # -- the way of a connection -----------------------------------------------------------------------
 
@@ -136,17 +139,19 @@ class Connection:
             if same and decisions["tcp"].verdict == "allow" and not intercepted:
                 # While the client says hello the way is made; an HTTP flow may find it of use as well.
                 early = asyncio.get_running_loop().create_task(self._dial())
-            data = await self._first_words(early, must_speak=self.port in (80, 443) or not same or intercepted)
+            must_speak = self.port in (80, 443) or not same or intercepted
+            data = await self._first_words(early, must_speak=must_speak)
             self.protocol = classify(data) if data else "tcp"
-            decision = await self._permitted(decisions[self.protocol])
+            # By the policy of this moment: it may have changed while the client was waited for.
+            intercepted = self.decider.intercept(self.host, self.port)
+            decision = await self._permitted()
             if early is not None:
                 self._upstream, early = await early, None
             await self._pass_on(decision, data, intercepted=intercepted)
         finally:
             if early is not None:
                 early.cancel()
-                with suppress(asyncio.CancelledError, Refused, OSError):
-                    (await early).close()
+                early.add_done_callback(_dropped)
 
     async def _first_words(self, early: asyncio.Task[socket.socket] | None, *, must_speak: bool) -> bytes:
         """The client's first bytes; empty if it waits for the server to speak."""
@@ -170,13 +175,31 @@ class Connection:
         finally:
             await stopped(look)
 
-    async def _permitted(self, decision: Decision) -> Decision:
+    def judged(self) -> Decision | None:
+        """What the policy as it stands now has against this connection, None where that is nothing.
+
+        What a reviewer approved needs no rule; what is denied stays denied.
+        """
+        decision = self.decider.connect(self.host, self.port, self.protocol if self.settled else "")
+        if decision.verdict == "allow" or (decision.reason == "not-listed" and self.approved):
+            if self.protocol != "https" or self.tls or not self.settled:
+                return None
+            # What nobody looks into is a stream like any other: rules about requests do not go with it.
+            opaque = self.decider.connect(self.host, self.port, "tcp")
+            return opaque if opaque.reason == "requests" else None
+        return decision if self.settled or decision.verdict == "deny" else None
+
+    async def _permitted(self) -> Decision:
         """The decision, if need be the reviewer's. Raises Refused."""
+        decision = self.decider.connect(self.host, self.port, self.protocol)
         if decision.verdict == "ask":
+            line = decision.allow_line
             if not await self.gate.ask(self.host, self.port, self.protocol):
-                raise Refused("not-approved", f"nobody approved {self.host}:{self.port}", allow=decision.allow_line)
+                raise Refused("not-approved", f"nobody approved {self.host}:{self.port}", allow=line)
             self.approved = True
-        elif decision.verdict != "allow":
+            decision = self.decider.connect(self.host, self.port, self.protocol)
+        self.settled = True
+        if decision.verdict != "allow" and not (self.approved and decision.reason == "not-listed"):
             raise Refused(
                 decision.reason,
                 f"{self.host}:{self.port} is not allowed by the sandbox's policy",
@@ -204,7 +227,8 @@ class Connection:
         elif intercepted:
             raise Refused("not-http", f"only HTTP is possible towards {self.host}, whose requests have rules")
         elif self.port == 80 and data:
-            raise Refused("not-http", "what is sent to port 80 has to be HTTP; write tcp:// in the rule for else")
+            why = "what is sent to port 80 has to be HTTP; write tcp:// in the rule for something else"
+            raise Refused("not-http", why)
         else:
             await self._relay(before=None if data else self._late_words)
 
@@ -233,8 +257,8 @@ class Connection:
             raise Refused("denied", f"{name} is denied", rule=denied.rule)
 
     async def _relay_tls(self, hello: Hello) -> None:
-        """Relay TLS that is not looked into. A server may ask for a second hello (RFC 8446, 4.1.4), and some go
-        by the name in that one: it is checked like the first.
+        """Relay TLS that is not looked into. A server may ask for a second hello (RFC 8446, 4.1.4), and some
+        go by the name in that one: it is checked like the first.
         """
         if self._upstream is None:
             self._upstream = await self._dial()
@@ -338,6 +362,12 @@ class Connection:
                 time_ns=time.time_ns(),
             )
         )
+
+
+def _dropped(dialled: asyncio.Task[socket.socket]) -> None:
+    """Close what a dialling that nobody waits for any more has come to."""
+    if not dialled.cancelled() and dialled.exception() is None:
+        dialled.result().close()
 
 
 async def refuse_plainly(endpoint: socket.socket, protocol: str, port: int, refused: Refused) -> None:

@@ -11,6 +11,9 @@ import struct
 import time
 from contextlib import suppress
 
+import msgspec
+
+from casemate.egress.acceptor import Acceptor
 from casemate.egress.agent import AgentFilter
 from casemate.egress.answers import Answers
 from casemate.egress.connection import Connection
@@ -20,6 +23,7 @@ from casemate.egress.events import Event, Log
 from casemate.egress.inbound import Inbound
 from casemate.egress.names import Names, is_synthetic
 from casemate.egress.proxy import serve_proxy
+from casemate.egress.questions import Questions
 from casemate.policy import hosts
 from casemate.policy.rules import HOST_NAME
 from casemate.sys.capture import DNS_PORT, connected_to
@@ -37,16 +41,16 @@ __all__ = ["MOST_CONNECTIONS", "Gate"]
 #: Connections that one sandbox may have at a time; the next ones are reset.
 MOST_CONNECTIONS = 1024
 _DIAL_SECONDS = 20.0
-_ASK_SECONDS = 300.0
 _NEXT_ADDRESS_SECONDS = 4.0
-_ACCEPT_AT_ONCE = 64
+_OWN_SECONDS = 5.0
 _RESET = struct.pack("ii", 1, 0)
 
 
 class Gate:
     """Takes the listeners of one sandbox and serves them until ``close``.
 
-    ``send`` takes messages for the front end. ``secrets`` and ``placeholders`` are the credentials by name.
+    ``send`` takes messages for the front end, ``own`` gives the host's own addresses. ``secrets`` and
+    ``placeholders`` are the credentials by name.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class Gate:
         resolver: Resolver,
         send: Callable[[dict[str, object]], None],
         *,
-        own: frozenset[str],
+        own: Callable[[], frozenset[str]],
         secrets: Mapping[str, str],
         placeholders: Mapping[str, str],
         authority: Authority | None,
@@ -72,31 +76,28 @@ class Gate:
         self._agent: AgentFilter | None = None
         self._agents: dict[int, asyncio.Future[socket.socket]] = {}
         self._approved: set[str] = {*approved}
-        self._own = own
-        self.decider = Decider(network, own=own, approved=self._approved)
+        self._look_at_own, self._own, self._own_since = own, own(), time.monotonic()
+        self.decider = Decider(network, own=self._own, approved=self._approved)
         self._resolver = resolver
         self._send = send
         self._loop = asyncio.get_running_loop()
-        self._listeners: list[socket.socket] = []
+        self._acceptors: list[Acceptor] = []
         self._answers: Answers | None = None
         self._connections: dict[asyncio.Task[None], Connection | None] = {}
-        self._questions: dict[tuple[str, int], asyncio.Future[bool]] = {}
+        self._questions = Questions(self._put_question)
+        self._requests = 0
 
     def begin(self, udp: int, tcp: list[int]) -> None:
         """Serve these descriptors, which are the gate's from now on."""
         self._answers = Answers(self, socket.socket(fileno=udp))
         for descriptor in tcp:
-            listener = socket.socket(fileno=descriptor)
-            listener.setblocking(False)
-            self._listeners.append(listener)
-            self._loop.add_reader(listener, self._accept, listener)
+            self._acceptors.append(Acceptor(socket.socket(fileno=descriptor), self._accepted))
 
     def close(self) -> dict[str, int]:
         """Cut everything; returns the totals."""
-        for listener in self._listeners:
-            self._loop.remove_reader(listener)
-            listener.close()
-        self._listeners = []
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors = []
         if self._answers is not None:
             self._answers.close()
         self.inbound.close()
@@ -104,9 +105,6 @@ class Gate:
             self._agent.close()
         for task in [*self._connections]:
             task.cancel()
-        for question in self._questions.values():
-            if not question.done():
-                question.set_result(False)
         return self.log.totals()
 
     async def ended(self) -> None:
@@ -116,20 +114,14 @@ class Gate:
 
     # -- connections -----------------------------------------------------------------------------------
 
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPT_AT_ONCE):
-            try:
-                endpoint, _ = listener.accept()
-            except OSError:
-                return  # none left, or descriptors are: the rest waits in the queue
-            endpoint.setblocking(False)
-            if len(self._connections) >= MOST_CONNECTIONS:
-                self._reset(endpoint)
-                self.tell({"kind": "connect", "verdict": "deny", "host": "", "reason": "too-many-connections"})
-                continue
-            task = self._loop.create_task(self._serve(endpoint))
-            self._connections[task] = None
-            task.add_done_callback(self._ended)
+    def _accepted(self, endpoint: socket.socket) -> None:
+        if len(self._connections) >= MOST_CONNECTIONS:
+            self._reset(endpoint)
+            self.tell({"kind": "connect", "verdict": "deny", "host": "", "reason": "too-many-connections"})
+            return
+        task = self._loop.create_task(self._serve(endpoint))
+        self._connections[task] = None
+        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._connections.pop(task, None)
@@ -144,21 +136,20 @@ class Gate:
                 address, port = connected_to(endpoint.fileno())
             except OSError:
                 return
-            if port == DNS_PORT and self._answers is not None:
+            known = hosts.address(address)
+            if known is None or known.is_loopback:
+                self._reset(endpoint)  # loopback stays inside: somebody called the listener itself
+            elif port == DNS_PORT and self._answers is not None:
                 await self._answers.serve_stream(endpoint)
             elif self.names.is_gate(address):
                 await serve_proxy(self, endpoint)
             else:
-                await self._serve_address(endpoint, address, port)
+                await self._serve_address(endpoint, str(known), port)
 
     async def _serve_address(self, endpoint: socket.socket, address: str, port: int) -> None:
-        known = hosts.address(address)
-        if known is None or known.is_loopback:
-            self._reset(endpoint)  # loopback stays inside: somebody called the listener itself
-            return
         host = self.names.name(address)
         if host is None:
-            host = str(known)
+            host = address
             if is_synthetic(host):
                 self.tell({"kind": "connect", "verdict": "deny", "host": host, "port": port,
                            "reason": "unknown-address"})  # fmt: skip
@@ -200,16 +191,20 @@ class Gate:
 
             return await dial_through(self.network.parent_proxy, host, port), "parent-proxy"
         last = "it has no address"
+        end = self._loop.time() + _DIAL_SECONDS
         for address in await self._checked(host, port):
             try:
-                async with asyncio.timeout(_NEXT_ADDRESS_SECONDS):
+                async with asyncio.timeout_at(min(end, self._loop.time() + _NEXT_ADDRESS_SECONDS)):
                     return await _connect(address, port), address
             except (OSError, TimeoutError) as error:
                 last = error.strerror or "it does not answer"
+            if self._loop.time() >= end:
+                break
         raise Refused("unreachable", f"{host}:{port} cannot be reached: {last}")
 
     async def _checked(self, host: str, port: int) -> list[str]:
         """The addresses of a host that may be dialled. Raises Refused if there is none."""
+        self._know_own()
         if host == HOST_NAME:
             found: tuple[str, ...] = ("127.0.0.1", "::1")
         elif not self.is_name(host):
@@ -232,62 +227,59 @@ class Gate:
             )
         return good
 
+    def _know_own(self) -> None:
+        """Look again, once in a while, which addresses are the host's own: they change with its network."""
+        if time.monotonic() - self._own_since < _OWN_SECONDS:
+            return
+        self._own_since = time.monotonic()
+        with suppress(OSError):
+            found = self._look_at_own()
+            if found != self._own:
+                self._own = found
+                self.decider = Decider(self.network, own=found, approved=self._approved)
+
     # -- policy ----------------------------------------------------------------------------------------
 
     def update(self, network: Network) -> None:
         """Go by another policy from now on; connections that it does not allow are cut."""
         self.network = network
-        self._renew()
-
-    def _renew(self) -> None:
-        self.decider = Decider(self.network, own=self._own, approved=self._approved)
-        for connection in self._connections.values():
-            if connection is None or connection.approved:
+        self.decider = Decider(network, own=self._own, approved=self._approved)
+        for task, connection in [*self._connections.items()]:
+            if connection is None:
+                continue  # it will go by the new one
+            decision = connection.judged()
+            if decision is None:
                 continue
-            decision = self.decider.connect(connection.host, connection.port, connection.protocol)
-            if decision.verdict != "allow":
-                self.tell({"kind": "connect", "verdict": "deny", "host": connection.host, "port": connection.port,
-                           "reason": "revoked", "rule": decision.rule, "allow": decision.allow_line})  # fmt: skip
-                connection.abort()
+            self.tell({"kind": "connect", "verdict": "deny", "host": connection.host, "port": connection.port,
+                       "reason": "revoked", "rule": decision.rule, "allow": decision.allow_line})  # fmt: skip
+            connection.abort()
+            task.cancel()
 
     async def ask(self, host: str, port: int, protocol: str) -> bool:
-        """Put the question whether a host may be reached; one for each host and port. No answer is a no."""
-        key = (host, port)
-        question = self._questions.get(key)
-        if question is None:
-            question = self._questions[key] = self._loop.create_future()
-            self._send({"event": "question", "id": self.number, "host": host, "port": port, "protocol": protocol})
-        try:
-            async with asyncio.timeout(_ASK_SECONDS):
-                return await asyncio.shield(question)
-        except TimeoutError:
-            return False
+        """Put the question whether a host may be reached. No answer is a no."""
+        return await self._questions.ask(host, port, protocol)
+
+    def _put_question(self, host: str, port: int, protocol: str) -> None:
+        self._send({"event": "question", "id": self.number, "host": host, "port": port, "protocol": protocol})
 
     def answer(self, host: str, port: int, *, allow: bool, scope: str) -> None:
         """The reviewer's answer. ``once`` holds for the connections that wait; else for the whole life."""
-        question = self._questions.get((host, port))
-        if question is None or question.done():
+        if not self._questions.is_open(host, port):
             return
         if allow and scope != "once":
             self._approved.add(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             self.decider = Decider(self.network, own=self._own, approved=self._approved)
-        question.set_result(allow)
-        if allow and scope == "once":
-            del self._questions[host, port]  # the next connection is asked about again
+        self._questions.answer(host, port, allow=allow, again=scope == "once")
 
     # -- telling ---------------------------------------------------------------------------------------
 
     def tell(self, fields: dict[str, object]) -> None:
         """Tell of a decision."""
-        import msgspec
-
         known = {"verdict": "deny", "time-ns": time.time_ns()}
         self.tell_event(msgspec.convert(known | {k.replace("_", "-"): v for k, v in fields.items()}, Event))
 
     def tell_event(self, event: Event) -> None:
         """Tell of a decision, unless there are too many to be of use."""
-        import msgspec
-
         if self.log.wants(event):
             self._send({"event": "decision", "id": self.number, "what": msgspec.to_builtins(event)})
 
@@ -298,12 +290,16 @@ class Gate:
         self._agent = AgentFilter(listener, self._connect_agent, self.tell)
 
     async def _connect_agent(self) -> socket.socket:
-        number = len(self._agents) + 1
+        self._requests += 1
+        number = self._requests
         waiting: asyncio.Future[socket.socket] = self._loop.create_future()
         self._agents[number] = waiting
-        self._send({"event": "agent", "id": self.number, "request": number})
-        async with asyncio.timeout(_DIAL_SECONDS):
-            return await waiting
+        try:
+            self._send({"event": "agent", "id": self.number, "request": number})
+            async with asyncio.timeout(_DIAL_SECONDS):
+                return await waiting
+        finally:
+            del self._agents[number]
 
     def agent_connected(self, request: int, descriptor: int) -> None:
         """A connection to the agent, or -1."""

@@ -1,7 +1,7 @@
 """From the host into a sandbox: connections to a port of the host's loopback reach a server inside.
 
-The socket towards the server is made inside by somebody with the rights for that and handed over; connecting it is
-done here, and it can reach the sandbox's own loopback and nothing else.
+The socket towards the server is made inside by somebody with the rights for that and handed over; connecting
+it is done here, and it can reach the sandbox's own loopback and nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import socket
 from contextlib import suppress
 
+from casemate.egress.acceptor import Acceptor
 from casemate.egress.relay import Relay
 
 TYPE_CHECKING = False
@@ -25,27 +26,25 @@ _PATIENCE, _PAUSE = 3.0, 0.05
 
 
 class Inbound:
-    """The published ports of one sandbox. ``ask(number)`` has a socket made inside, for ``made(number, …)``."""
+    """The published ports of one sandbox. ``ask(number)`` has a socket made inside, for ``made(number, …)``.
+    """
 
     def __init__(self, ask: Callable[[int], None]) -> None:
         self._ask = ask
         self._loop = asyncio.get_running_loop()
-        self._listeners: dict[int, socket.socket] = {}
+        self._listeners: dict[int, Acceptor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests: dict[int, asyncio.Future[socket.socket]] = {}
         self._count = 0
 
     def publish(self, key: int, listener: socket.socket, inside: int) -> None:
         """Pass connections that come to a listener on the host to a port inside."""
-        listener.setblocking(False)
-        self._listeners[key] = listener
-        self._loop.add_reader(listener, self._accept, listener, inside)
+        self._listeners[key] = Acceptor(listener, lambda endpoint: self._accepted(endpoint, inside))
 
     def unpublish(self, key: int) -> None:
         """Take no more connections for one of them; those that are there go on."""
         listener = self._listeners.pop(key, None)
         if listener is not None:
-            self._loop.remove_reader(listener)
             listener.close()
 
     def close(self) -> None:
@@ -55,12 +54,7 @@ class Inbound:
         for task in [*self._tasks]:
             task.cancel()
 
-    def _accept(self, listener: socket.socket, inside: int) -> None:
-        try:
-            endpoint, _ = listener.accept()
-        except OSError:
-            return
-        endpoint.setblocking(False)
+    def _accepted(self, endpoint: socket.socket, inside: int) -> None:
         if len(self._tasks) >= _AT_ONCE:
             endpoint.close()
             return
@@ -69,9 +63,8 @@ class Inbound:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, outer: socket.socket, inside: int) -> None:
-        with outer, suppress(OSError, TimeoutError):
-            with await self._connected(inside) as inner:
-                await Relay(inner, outer).run()
+        with outer, suppress(OSError, TimeoutError), await self._connected(inside) as inner:
+            await Relay(inner, outer).run()
 
     async def _connected(self, port: int) -> socket.socket:
         """A connection to a port of the sandbox's loopback, of whichever family the server listens on."""

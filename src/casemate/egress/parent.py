@@ -1,7 +1,7 @@
 """Through another proxy: where the host itself has no way out but that one.
 
-The parent resolves names, so what the gate would check of an address is the parent's to check: that is why the
-policy has to say so by a word of its own. Names are still decided here.
+The parent resolves names, so what the gate would check of an address is the parent's to check: that is why
+the policy has to say so by a word of its own. Names are still decided here.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _MAX_HEAD = 16 << 10
 
 
 async def dial_through(proxy: str, host: str, port: int) -> socket.socket:
-    """A non-blocking socket on which ``host``:``port`` answers. ``proxy`` is ``http://HOST:PORT``. Raises Refused."""
+    """A non-blocking socket on which ``host``:``port`` answers. ``proxy`` is ``http://HOST:PORT``.
+
+    Raises Refused.
+    """
     where, _, parent_port = proxy.removeprefix("http://").rpartition(":")
     shown = f"[{host}]" if ":" in host else host
     loop = asyncio.get_running_loop()
     endpoint: socket.socket | None = None
     try:
         async with asyncio.timeout(_SECONDS):
-            found = await loop.getaddrinfo(where.strip("[]"), int(parent_port), type=socket.SOCK_STREAM)
-            family, kind, _, _, address = found[0]
-            endpoint = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-            await loop.sock_connect(endpoint, address)
+            endpoint = await _connect(where.strip("[]"), int(parent_port))
             request = f"CONNECT {shown}:{port} HTTP/1.1\r\nHost: {shown}:{port}\r\n\r\n"
             await loop.sock_sendall(endpoint, request.encode("ascii"))
             status = await _status(endpoint)
@@ -42,8 +42,28 @@ async def dial_through(proxy: str, host: str, port: int) -> socket.socket:
         raise
     if status // 100 != 2:
         endpoint.close()
-        raise Refused("parent-refused", f"the parent proxy does not connect to {host}:{port}: it says {status}")
+        why = f"the parent proxy does not connect to {host}:{port}: it says {status}"
+        raise Refused("parent-refused", why)
     return endpoint
+
+
+async def _connect(host: str, port: int) -> socket.socket:
+    """A connection to the first of its addresses that takes one. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    last: OSError | None = None
+    for family, kind, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        endpoint = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            await loop.sock_connect(endpoint, address)
+        except OSError as error:
+            endpoint.close()
+            last = error
+        except BaseException:
+            endpoint.close()
+            raise
+        else:
+            return endpoint
+    raise last or OSError(99, "it has no address")
 
 
 async def _status(endpoint: socket.socket) -> int:

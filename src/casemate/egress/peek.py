@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import suppress
 
 __all__ = ["peek", "readable", "stopped"]
 
@@ -51,7 +50,11 @@ async def peek(endpoint: socket.socket, least: int = 1) -> bytes:
 
 
 async def stopped(task: asyncio.Task[object]) -> None:
-    """Cancel a task and wait until it has let go of its sockets: the next reader may be of the same one."""
+    """Cancel a task and wait until it has let go of its sockets: the next reader may be of the same one.
+
+    What it raised is dropped; a cancellation of the caller's own is not.
+    """
     task.cancel()
-    with suppress(asyncio.CancelledError, OSError, TimeoutError):
-        await task
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()

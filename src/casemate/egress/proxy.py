@@ -1,13 +1,12 @@
 """The gate as an explicit proxy: for programs that are told of one, on its own address inside, any port.
 
-HTTP and SOCKS5 are told apart by the first byte. Either way all that comes out of it is a host and a port, which go
-the same way as those of any other connection: what a proxy's client says earns it nothing.
+HTTP and SOCKS5 are told apart by the first byte. Either way all that comes out of it is a host and a port,
+which go the same way as those of any other connection: what a proxy's client says earns it nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import suppress
 
 from casemate.egress import clienthello, socks5
@@ -18,6 +17,8 @@ from casemate.policy import hosts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
+
     from casemate.egress.gate import Gate
 
 __all__ = ["authority", "serve_proxy"]
@@ -71,14 +72,10 @@ async def _socks(gate: Gate, endpoint: socket.socket) -> tuple[str, int] | None:
                     await loop.sock_sendall(endpoint, event.data)
                 return None
             else:
-                allowed = gate.decider.connect(event.host, event.port, "tcp").verdict != "deny"
-                undecided = any(
-                    gate.decider.connect(event.host, event.port, word).verdict != "deny" for word in ("http", "https")
-                )
-                if not allowed and not undecided:
-                    decision = gate.decider.connect(event.host, event.port, "https")
-                    gate.tell({"kind": "connect", "host": event.host, "port": event.port, "protocol": "socks5",
-                               "rule": decision.rule, "reason": decision.reason,
+                decision = gate.decider.connect(event.host, event.port)
+                if decision.verdict == "deny":  # whatever its client is going to speak
+                    gate.tell({"kind": "connect", "host": event.host, "port": event.port,
+                               "protocol": "socks5", "rule": decision.rule, "reason": decision.reason,
                                "allow": decision.allow_line})  # fmt: skip
                     await loop.sock_sendall(endpoint, socks5.answer(socks5.NOT_ALLOWED))
                     return None
@@ -113,7 +110,8 @@ async def _http(endpoint: socket.socket) -> tuple[tuple[str, int], bool]:
         return where, False
     scheme, found_scheme, rest = target.partition("://")
     if not found_scheme or scheme.lower() != "http":
-        raise Refused("proxy-request", "a request to the proxy names no http:// address; https goes by CONNECT")
+        why = "a request to the proxy names no http:// address; https goes by CONNECT"
+        raise Refused("proxy-request", why)
     end = min((at for mark in "/?#" if (at := rest.find(mark)) >= 0), default=len(rest))
     return authority(rest[:end], 80), True
 

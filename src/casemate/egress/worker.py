@@ -1,8 +1,9 @@
 """The worker: the process that holds the gates. It parses everything hostile, so it has no rights at all.
 
 It is started clean (``python -I -S``), takes a uid that nobody else has where it can, gives up every
-capability, may write to no file and read only the system's and its own program's, and ends with its front end.
-It gets sockets that were made inside of sandboxes and a policy for each, and tells of every decision.
+capability, may write to no file and read only the system's and its own program's, has none of its caller's
+streams, and ends with its front end. It gets sockets that were made inside of sandboxes and a policy for
+each, and tells of every decision.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import resource
 import socket
 import sys
+from collections import deque
 
 import msgspec
 
@@ -27,7 +29,9 @@ __all__ = ["FIRST_UID", "main"]
 
 #: Uids of workers of a root front end: above those of sandboxes, one for each process.
 FIRST_UID = 0x70010000
-_READABLE = ("/etc", "/usr", "/lib", "/lib64", "/bin", "/opt", "/run", "/proc/self", "/dev/null", "/dev/urandom")
+_READABLE = (
+    "/etc", "/usr", "/lib", "/lib64", "/bin", "/opt", "/run", "/proc/self", "/dev/null", "/dev/urandom",
+)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -38,6 +42,11 @@ def main(argv: list[str]) -> int:
         _signal.signal(number, _signal.SIG_IGN)  # a terminal's; the front end's end is the worker's
     endpoint = socket.socket(fileno=int(argv[0]))
     process.close_all_but([endpoint.fileno()])
+    # What it parses is hostile: no word of its own may reach a terminal. Faults are told to the front end.
+    null = os.open("/dev/null", os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.close(null)
     os.chdir("/")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -73,6 +82,9 @@ def _give_up_rights() -> None:
     rules.close()
 
 
+_BAD_REQUEST = (ValueError, LookupError, TypeError, AssertionError, OSError, msgspec.ValidationError)
+
+
 class _Worker:
     """The front end's requests, one after the other."""
 
@@ -81,7 +93,7 @@ class _Worker:
         endpoint.setblocking(False)
         self._gates: dict[int, Gate] = {}
         self._resolver = Resolver()
-        self._outgoing: list[bytes] = []
+        self._outgoing: deque[bytes] = deque()
         self._done = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -89,6 +101,7 @@ class _Worker:
     async def run(self) -> None:
         """Serve until the front end is gone."""
         loop = self._loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._fault)
         loop.add_reader(self._endpoint, self._incoming)
         self._send({"event": "hello"})
         await self._done.wait()
@@ -96,6 +109,17 @@ class _Worker:
             gate.close()
         self._resolver.close()
         os._exit(0)  # threads that wait for a resolver wait for nobody any more
+
+    def _fault(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """Tell of an error that nobody has expected: what kind it is and where, nothing of what it says."""
+        error = context.get("exception")
+        place = ""
+        trace = error.__traceback__ if isinstance(error, BaseException) else None
+        while trace is not None:
+            file = os.path.basename(trace.tb_frame.f_code.co_filename)
+            place = f"{file}:{trace.tb_lineno}"
+            trace = trace.tb_next
+        self._send({"event": "fault", "id": 0, "error": type(error).__name__, "place": place})
 
     # -- the channel -----------------------------------------------------------------------------------
 
@@ -114,7 +138,7 @@ class _Worker:
             except OSError:
                 self._done.set()
                 return
-            self._outgoing.pop(0)
+            self._outgoing.popleft()
         self._loop.remove_writer(self._endpoint)
 
     def _incoming(self) -> None:
@@ -128,11 +152,12 @@ class _Worker:
             self._done.set()
             return
         taken = False
+        message: object = None
         try:
-            message: object = json.loads(payload)
+            message = json.loads(payload)
             if is_object(message):
                 taken = self._do(message, handles)
-        except (ValueError, KeyError, TypeError, OSError, msgspec.ValidationError) as error:
+        except _BAD_REQUEST as error:
             number = message.get("id") if is_object(message) else None
             # The kind of the error only: its text may hold what the request held.
             self._send({"event": "failed", "id": number, "error": type(error).__name__})
@@ -159,9 +184,8 @@ class _Worker:
             gate.update(msgspec.convert(message["network"], Network))
             self._send({"event": "updated", "id": number})
         elif operation == "answer":
-            gate.answer(
-                str(message["host"]), _whole(message["port"]), allow=message["allow"] is True, scope=str(message["scope"])
-            )
+            host, port = str(message["host"]), _whole(message["port"])
+            gate.answer(host, port, allow=message["allow"] is True, scope=str(message["scope"]))
         elif operation == "agent":
             gate.serve_agent(socket.socket(fileno=handles[0]))
             return True
@@ -184,7 +208,7 @@ class _Worker:
         return False
 
     def _add(self, number: int, message: dict[str, object]) -> None:
-        """A new sandbox. Its listeners come later, by ``listen``: its certificate is needed before it is made."""
+        """A new sandbox. Its listeners come later, by ``listen``: its certificate is needed before that."""
         network = msgspec.convert(message["network"], Network)
         secrets = message["secrets"]
         approved = message.get("approved", [])
@@ -202,7 +226,7 @@ class _Worker:
             network,
             self._resolver,
             self._send,
-            own=own_addresses(),
+            own=own_addresses,
             secrets={name: str(value) for name, value in secrets.items()},
             placeholders=placeholders,
             authority=authority,

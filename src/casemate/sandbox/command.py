@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Sink = Callable[[bytes], object]
 
-__all__ = ["Begun", "Command", "begin", "settle_command"]
+__all__ = ["Begun", "Command", "settle_command"]
 
 _CHUNK = 65536
 T = TypeVar("T")
@@ -79,18 +79,22 @@ class Command:
             # All that can be done before the keeper is asked: it and the child that it makes want a
             # processor each from then on.
             self._connect()
+            begun = self._begun = Begun(keeper)
             try:
-                self._begun = await begin(keeper, job, theirs, self._review)
-                self._number, ended = self._begun.number, self._begun.ended
-            finally:
-                for descriptor in theirs:
-                    os.close(descriptor)
-            if self._timeout is not None:
-                timer = self._loop.call_later(self._timeout, self._end, "timeout")
-            try:
-                message, tops = await ended
+                try:
+                    await begun.begin(job, theirs, self._review)
+                finally:
+                    self._number = begun.number
+                    for descriptor in theirs:
+                        os.close(descriptor)
+                if self._timeout is not None:
+                    timer = self._loop.call_later(self._timeout, self._end, "timeout")
+                message, tops = await begun.ended
             except asyncio.CancelledError:
+                if begun.number < 0:
+                    raise  # before there was anything to end
                 self._end("cancelled")
+                ended = begun.ended
                 if not ended.done() or ended.cancelled():
                     ended = keeper.expect(self._number)
                 await _to_the_end(self._abandoned(ended))
@@ -103,6 +107,8 @@ class Command:
         finally:
             if timer is not None:
                 timer.cancel()
+            if self.share is not None:
+                self.share.abandon()  # where it was settled, the gate is done with it already
             self._disconnect()
 
     async def _abandoned(self, ended: asyncio.Future[tuple[dict[str, object], list[int]]]) -> None:
@@ -197,12 +203,51 @@ class Begun:
         self.terminals: list[int] = []
         self.share: CommandNetwork | None = None
 
-    def started(self, started: Started, environ: Mapping[str, str]) -> Begun:
-        """It runs."""
+    async def begin(self, job: Job, streams: list[int], review: Reviewer | None) -> None:
+        """Start the command, and the gate that its policy asks for. Raises what kept it from starting.
+
+        A cancellation that comes when the keeper has been asked takes effect when the command runs:
+        ``number`` is its number then, and it is the caller's to end.
+        """
+        network = job.policy.network
+        if not wants_gate(network):
+            await self._start(job, streams)
+            return
+        from casemate.sandbox.published import Published
+        from casemate.sandbox.review import Saved
+
+        secrets = secrets_of(network, job.request.environ)
+        published = Published(network.publish)
+        try:
+            saved = Saved(job.saved_hosts)
+            share = self.share = await gates.gates().open(network, secrets, self.dial, review, saved)
+            share.prepare(job.late)
+            published.hand_over(share)
+            await self._start(job, streams)
+        except BaseException:
+            if self.share is not None and self.number < 0:
+                self.share.abandon()
+            raise
+        finally:
+            published.close()
+
+    async def _start(self, job: Job, streams: list[int]) -> None:
+        assert job.plan is not None  # noqa: S101
+        starting = self._started(
+            self._keeper.start(job.plan, job.late, streams, job.note()), job.request.environ
+        )
+        if job.plan.spec.capture is None and not job.late.tty:
+            await starting  # nothing in it waits
+        else:
+            await _to_the_end(starting)
+
+    async def _started(
+        self, starting: Coroutine[object, object, Started], environ: Mapping[str, str]
+    ) -> None:
+        started = await starting
         self.number, self.ended, self.terminals = started.number, started.ended, started.terminals
         if self.share is not None and started.capture is not None:
             self.share.begin(started.capture, started.listener, environ)
-        return self
 
     def dial(self, made: Callable[[int], None]) -> None:
         """Call ``made`` with a TCP socket inside the sandbox, or with -1."""
@@ -215,33 +260,6 @@ class Begun:
             made(await self._keeper.socket_inside(self.number))
         except CasemateError:
             made(-1)
-
-
-async def begin(keeper: KeeperClient, job: Job, streams: list[int], review: Reviewer | None) -> Begun:
-    """Start a command, and the gate that its policy asks for. Raises what kept it from starting."""
-    plan, network = job.plan, job.policy.network
-    assert plan is not None  # noqa: S101
-    begun = Begun(keeper)
-    if not wants_gate(network):
-        return begun.started(await keeper.start(plan, job.late, streams, job.note()), job.request.environ)
-    from casemate.sandbox.published import Published
-    from casemate.sandbox.review import Saved
-
-    secrets = secrets_of(network, job.request.environ)
-    published = Published(network.publish)
-    share: CommandNetwork | None = None
-    try:
-        saved = Saved(job.saved_hosts)
-        share = begun.share = await gates.gates().open(network, secrets, begun.dial, review, saved)
-        share.prepare(job.late)
-        published.hand_over(share)
-        return begun.started(await keeper.start(plan, job.late, streams, job.note()), job.request.environ)
-    except BaseException:
-        if share is not None:
-            share.ask_end()
-        raise
-    finally:
-        published.close()
 
 
 async def settle_command(

@@ -197,7 +197,7 @@ class CommandNetwork:
         self._dial, self._review, self._saved = dial, review, saved
         self._events: list[dict[str, object]] = []
         self._totals: dict[str, int] = {}
-        self._added = self._removed = False
+        self._added = self._ending = self._removed = False
         self._published = 0
         self._agent = ""
         self._certificate = ""
@@ -370,7 +370,8 @@ class CommandNetwork:
 
     def lost(self) -> None:
         """The worker has died; whatever the command tries from now on fails."""
-        self._failed = "the gate has ended"
+        if not self._removed:
+            self._failed = "the gate has ended"
         self.changed()
 
     def finish(self) -> NetworkUse:
@@ -380,8 +381,9 @@ class CommandNetwork:
         return self.use()
 
     def ask_end(self) -> None:
-        """Tell the worker that the command has ended."""
-        if not self._worker.lost:
+        """Tell the worker, once, that the command has ended."""
+        if not self._worker.lost and not self._ending:
+            self._ending = True
             with suppress(SandboxError):
                 self._worker.say({"op": "remove", "id": self._number})
 
@@ -401,7 +403,7 @@ class CommandNetwork:
             sent=self._totals.get("sent", 0),
             received=self._totals.get("received", 0),
             untold=self._totals.get("untold", 0),
-            lost=self._worker.lost or bool(self._failed),
+            lost=bool(self._failed) or (self._worker.lost and not self._removed),
         )
 
 

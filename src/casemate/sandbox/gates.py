@@ -24,7 +24,7 @@ _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Gates] = weakref.We
 
 
 class Gates:
-    """Workers, started when first needed, ended when their last command has."""
+    """Workers, started when first needed; they end with the loop's last sandbox, or by themselves."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,7 +40,11 @@ class Gates:
     ) -> CommandNetwork:
         """A share for one command, ready to be prepared. Raises SandboxError."""
         share = self._worker().open(network, secrets, dial, review, saved)
-        await _until(share, lambda: share.ready)
+        try:
+            await _until(share, lambda: share.ready)
+        except BaseException:
+            share.abandon()
+            raise
         return share
 
     def _worker(self) -> GateWorker:
@@ -54,8 +58,10 @@ class Gates:
 
     def _pump(self, worker: GateWorker) -> None:
         worker.pump()
-        if worker.lost:
+        if worker.over:
             self._loop.remove_reader(worker.fileno())
+            self._workers.remove(worker)
+            worker.close()
 
     async def finish(self, share: CommandNetwork) -> None:
         """Wait until the worker has told everything about a command that has ended."""

@@ -54,15 +54,16 @@ class LiveSocket:
 
     def poll(self) -> None:
         """Serve what has come; never waits."""
-        with suppress(BlockingIOError):
-            while len(self._callers) < _MOST:
+        # None left, or no descriptor for one: a command does not end for that.
+        with suppress(OSError):
+            while True:
                 caller, _ = self._listener.accept()
                 caller.setblocking(False)
-                if _uid(caller) == os.getuid():
+                if len(self._callers) < _MOST and _uid(caller) == os.getuid():
                     self._callers.add(caller)
                     self._watch.register(caller, select.EPOLLIN)
                 else:
-                    caller.close()
+                    caller.close()  # and not left in the queue, which would wake us without end
         for caller in [*self._callers]:
             self._serve(caller)
 

@@ -94,25 +94,31 @@ class _Asked:
         self._read = read
 
     def answered(self) -> bool:
-        while select.select([self._read], [], [], 0)[0]:
+        """Whether it is over, which is when the program has ended; one that hangs up is not waited for."""
+        while self._read >= 0 and select.select([self._read], [], [], 0)[0]:
             data = os.read(self._read, _MOST)
             self._said += data
-            if not data or len(self._said) > _MOST:
-                self._done()
+            if len(self._said) > _MOST:
+                self.give_up()
                 return True
+            if not data:
+                self._hang_up()
+        if self._read < 0 and (ended := os.waitpid(self._pid, os.WNOHANG))[0]:
+            allow, scope = _understood(self._said) if ended[1] == 0 else (False, "once")
+            self._reply(allow, scope)
+            return True
         if time.monotonic() > self._end:
             self.give_up()
             return True
         return False
 
-    def _done(self) -> None:
-        os.close(self._read)
-        _, status = os.waitpid(self._pid, 0)
-        allow, scope = _understood(self._said) if status == 0 else (False, "once")
-        self._reply(allow, scope)
+    def _hang_up(self) -> None:
+        if self._read >= 0:
+            os.close(self._read)
+            self._read = -1
 
     def give_up(self) -> None:
-        os.close(self._read)
+        self._hang_up()
         with suppress(ProcessLookupError):
             os.kill(self._pid, 9)
         os.waitpid(self._pid, 0)
