@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import copy
 import os
+from contextlib import ExitStack
 
 import msgspec
 
 from casemate.errors import BusyError, WorkspaceError
-from casemate.isolation.process.spec import View
-from casemate.isolation.process.trees import remove_run, remove_tree
+from casemate.isolation.process.trees import remove_tree
 from casemate.sandbox import settle
 from casemate.sandbox.job import Job, Request, prepare
 from casemate.sandbox.locks import WorkspaceLock
+from casemate.sandbox.tops import Interrupted, Reviews, Tops, Words
 from casemate.sys.cgroups import Hierarchies
 from casemate.sys.process import is_root
 from casemate.workspace import held
-from casemate.workspace.scan import scan
+from casemate.workspace.helddiff import HeldReview
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Self
+
     from casemate.sandbox.result import Applied
     from casemate.workspace.held import Unit
     from casemate.workspace.report import ApplyReport
 
-__all__ = ["Held", "Interrupted", "Kept"]
+__all__ = ["Held", "Interrupted", "Kept", "Reviews", "Words"]
 
 _MOST = 1000
-
-
-class _Note(msgspec.Struct, rename="kebab"):
-    version: int
-    workspace: str
-    argv: tuple[str, ...]
-    started_ns: int
-    views: tuple[str, ...]
-    # What the command's own policy protected, hid and could read.
-    protect: tuple[str, ...] = ()
-    deny: tuple[str, ...] = ()
-    readable: tuple[str, ...] = ()
-
-
-class Interrupted(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a command that nobody settled. ``changes`` pairs what happened with the path."""
-
-    name: str
-    argv: tuple[str, ...]
-    started_ns: int
-    changes: tuple[tuple[str, str], ...]
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,107 +42,84 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 class Kept:
     """Everything that is kept for one workspace. Holds its lock until ``close``.
 
+    ``job`` is of a command that has just run there, if there is one; else the policy is read as for one. With
+    ``wait`` it waits for a command that runs there.
+
     Raises PolicyError for a workspace that is refused, BusyError while a command runs in it.
     """
 
-    def __init__(self, workspace: str, environ: dict[str, str]) -> None:
+    def __init__(
+        self, workspace: str, environ: dict[str, str], *, job: Job | None = None, wait: bool = False
+    ) -> None:
         self.rootless = not is_root()
-        request = Request(argv=("true",), workspace=workspace, cwd=workspace, environ=environ)
-        controllers = {"memory": "", "pids": "", "cpu": ""}
-        self.job: Job = prepare(request, Hierarchies(1, controllers, {}), rootless=self.rootless)
+        if job is None:
+            request = Request(argv=("true",), workspace=workspace, cwd=workspace, environ=environ)
+            controllers = {"memory": "", "pids": "", "cpu": ""}
+            job = prepare(request, Hierarchies(1, controllers, {}), rootless=self.rootless)
+        self.job: Job = job
         assert self.job.plan is not None  # noqa: S101
-        self._views = self.job.plan.spec.keep_base
+        self.tops = Tops(job, rootless=self.rootless)
         self._held = f"{self.job.places.state}/held/{self.job.key}"
         self._lock = WorkspaceLock(f"{self.job.places.run}/locks/{self.job.key}")
-        if not self._lock.take(wait=False, label=f"pid {os.getpid()}: looking at kept changes"):
+        if not self._lock.take(wait=wait, label=f"pid {os.getpid()}: looking at kept changes"):
             holder = self._lock.holder()
             self._lock.close()
             raise BusyError(
                 f"a command runs in {workspace} ({holder})", hint="wait for its end", workspace=workspace
             )
 
+    def __enter__(self) -> Self:
+        """It is open already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
     def close(self) -> None:
         """Give the workspace's lock back."""
         self._lock.close()
 
-    # -- interrupted commands ------------------------------------------------------------------------
+    # -- commands that were not settled ---------------------------------------------------------------
 
     def interrupted(self) -> list[Interrupted]:
-        """The commands whose changes were neither applied nor thrown away, oldest first."""
-        found: list[Interrupted] = []
-        for name in self._names(self._views):
-            note = self._note(name)
-            if note is None:
-                continue
-            changes: list[tuple[str, str]] = []
-            for number, view in enumerate(note.views):
-                top = self._top(name, number)
-                if top >= 0:
-                    changes += self._scan(top, view)[: _MOST - len(changes)]
-            found.append(
-                Interrupted(name=name, argv=note.argv, started_ns=note.started_ns, changes=tuple(changes))
-            )
-        return sorted(found, key=lambda item: item.started_ns)
+        """The commands whose changes were neither applied nor thrown away, oldest first: those that were
+        killed, and those whose changes were to wait.
+        """
+        return [self.tops.describe(name, _MOST) for name in self.tops.names()]
 
-    def _scan(self, top: int, view: str) -> list[tuple[str, str]]:
-        prefix = "user.overlay." if self.rootless else "trusted.overlay."
-        lower = os.open(view, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def apply_interrupted(self, name: str, words: Words | None = None) -> Applied:
+        """Apply such changes by the same checked step as at a command's end, or a part of them."""
+        return self.tops.apply(name, words)
+
+    def discard_interrupted(self, name: str, words: Words | None = None) -> int:
+        """Throw such changes away, or a part; returns how many of the list they were (0 for all)."""
+        return self.tops.discard(name, words)
+
+    # -- all of it -----------------------------------------------------------------------------------
+
+    def names(self) -> dict[str, str]:
+        """What is kept: name -> ``pending``, ``interrupted`` or ``held``."""
+        found = {name: self.tops.state(name) for name in self.tops.names()}
+        return found | {entry.name: "held" for entry in self.held()}
+
+    def review(self, name: str) -> Reviews:
+        """What the changes kept under a name would do to the workspace. Raises WorkspaceError."""
+        if name in self.tops.names():
+            return self.tops.review(name)
+        run, _, number = name.partition("/")
+        handle, views = self._hold(run, number), self._held_views(run)
+        reviews = Reviews(name, (), ExitStack())
+        reviews.stack.callback(os.close, handle)
         try:
-            return scan(top, lower, prefix=prefix, redirects=not self.rootless).summary()
-        finally:
-            os.close(lower)
-            os.close(top)
-
-    def apply_interrupted(self, name: str) -> Applied:
-        """Apply a killed command's changes by the same checked step as at a command's end."""
-        note = self._note(name)
-        assert self.job.plan is not None  # noqa: S101
-        if note is None:
-            raise self._unknown(name)
-        tops = [self._top(name, number) for number in range(len(note.views))]
-        if -1 in tops:
-            raise WorkspaceError(
-                "the changes are gone: they were kept in memory, and the machine was started anew",
-                code="nothing-kept",
-                hint=f"casemate discard {name}",
-            )
-        job = self._as_it_ran(note)
-        try:
-            applied, kept = settle.apply_tops(
-                job, tops, rootless=self.rootless, hold_base=f"{self._held}/{name}", resumed=True
-            )
-        finally:
-            for top in tops:
-                os.close(top)
-        if applied.complete:
-            self.discard_interrupted(name)
-        return msgspec.structs.replace(applied, kept=kept[0]) if kept else applied
-
-    def _as_it_ran(self, note: _Note) -> Job:
-        """A job with the directories, the protection and the sight of the command that was interrupted."""
-        plan, policy = self.job.plan, self.job.policy
-        assert plan is not None  # noqa: S101
-        spec = copy.copy(plan.spec)
-        spec.views = [View(path, path, True, None) for path in note.views]
-        filesystem = msgspec.structs.replace(
-            policy.filesystem,
-            protect=(*policy.filesystem.protect, *note.protect),
-            deny=(*policy.filesystem.deny, *note.deny),
-        )
-        return msgspec.structs.replace(
-            self.job,
-            began_wall_ns=note.started_ns,
-            plan=msgspec.structs.replace(plan, spec=spec),
-            policy=msgspec.structs.replace(policy, filesystem=filesystem),
-            readable=note.readable or self.job.readable,
-        )
-
-    def discard_interrupted(self, name: str) -> None:
-        """Throw a killed command's changes away."""
-        if name not in self._names(self._views):
-            raise self._unknown(name)
-        remove_run(f"{self._views}/{name}")
-        _remove_if_empty(self._views)
+            if int(number) >= len(views):
+                raise self._unknown(name)
+            view = views[int(number)]
+            reviews.views.append((view, reviews.stack.enter_context(HeldReview(handle, view))))
+        except BaseException:
+            reviews.stack.close()
+            raise
+        return reviews
 
     # -- held-back changes ---------------------------------------------------------------------------
 
@@ -198,7 +156,8 @@ class Kept:
 
     def discard_held(self, name: str, paths: list[str] | None) -> int:
         """Throw held-back changes away; returns how many entries that were."""
-        handle = self._hold(*name.split("/", 1))
+        run, _, number = name.partition("/")
+        handle = self._hold(run, number)
         try:
             self._check_paths(handle, name, paths)
             count = held.discard(handle, paths)
@@ -210,15 +169,15 @@ class Kept:
     # -- places --------------------------------------------------------------------------------------
 
     def _tidy(self, name: str) -> None:
-        handle = self._hold(*name.split("/", 1))
+        run, _, number = name.partition("/")
+        handle = self._hold(run, number)
         empty = not held.units(handle)
         os.close(handle)
         if empty:
-            run = f"{self._held}/{name.split('/', 1)[0]}"
             remove_tree(f"{self._held}/{name}")
-            if self._names(run) == [settle.HELD_VIEWS]:
-                remove_tree(run)
-            _remove_if_empty(run)
+            if self._names(f"{self._held}/{run}") == [settle.HELD_VIEWS]:
+                remove_tree(f"{self._held}/{run}")
+            _remove_if_empty(f"{self._held}/{run}")
             _remove_if_empty(self._held)
 
     def _held_views(self, name: str) -> list[str]:
@@ -240,7 +199,7 @@ class Kept:
                 name=name,
             )
 
-    def _hold(self, name: str, number: str = "0") -> int:
+    def _hold(self, name: str, number: str) -> int:
         try:
             return os.open(
                 f"{self._held}/{os.path.basename(name)}/{int(number)}",
@@ -254,22 +213,6 @@ class Kept:
             return sorted(os.listdir(directory))
         except FileNotFoundError:
             return []
-
-    def _note(self, name: str) -> _Note | None:
-        try:
-            with open(f"{self._views}/{os.path.basename(name)}/note.json", "rb") as file:
-                return msgspec.json.decode(file.read(1 << 20), type=_Note)
-        except (OSError, msgspec.DecodeError):
-            return None
-
-    def _top(self, name: str, number: int) -> int:
-        base = f"{self._views}/{os.path.basename(name)}"
-        for place in (f"{base}/scratch/up{number}", f"{base}/up{number}"):
-            try:
-                return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                continue
-        return -1
 
     def _unknown(self, name: str) -> WorkspaceError:
         return WorkspaceError(

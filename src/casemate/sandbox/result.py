@@ -25,7 +25,8 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     between slashes (surrogate escapes for what is not UTF-8).
 
     ``held`` pairs a path with the reason; its content is kept for ``casemate apply``. ``complete`` is
-    false when something could not be written: the rest is kept as well.
+    false when something could not be written: the rest is kept as well. ``pending`` is the name under which
+    changes wait for a review, ``pending_changes`` how many, where they were not to be applied.
     """
 
     created: int = 0
@@ -39,6 +40,8 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     bytes: int = 0
     complete: bool = True
     kept: str = ""
+    pending: str = ""
+    pending_changes: int = 0
 
 
 class NetworkUse(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):

@@ -13,15 +13,19 @@ from casemate.errors import CommandNotFound, SandboxError, WorkspaceError
 from casemate.sandbox import denials
 from casemate.sandbox.result import Applied, NetworkUse, Result
 from casemate.workspace.apply import apply
+from casemate.workspace.journal import Journal
 from casemate.workspace.report import ApplyOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from casemate.isolation.process.outcome import Outcome
     from casemate.sandbox.job import Job
     from casemate.workspace.report import ApplyReport
+    from casemate.workspace.select import Selection
 
-__all__ = ["HELD_VIEWS", "apply_tops", "check_failure", "result"]
+__all__ = ["HELD_VIEWS", "apply_options", "apply_tops", "check_failure", "forget_note", "merged", "result"]
 
 #: Beside what a run held back: the directories that its numbers stand for.
 HELD_VIEWS = "views.json"
@@ -85,11 +89,19 @@ def _where(job: Job, name: str) -> str:
 
 
 def apply_tops(
-    job: Job, tops: list[int], *, rootless: bool, hold_base: str, resumed: bool = False
+    job: Job,
+    tops: list[int],
+    *,
+    rootless: bool,
+    hold_base: str,
+    directory: str = "",
+    resumed: bool = False,
+    only: Sequence[Selection] | None = None,
 ) -> tuple[Applied, list[str]]:
     """Apply every view's top to its directory, by the checked step; returns what to tell and what to keep.
 
-    ``resumed`` says that an apply step may have been at work with these tops before.
+    ``directory`` is the run's own, where it is noted what is done if not all is. ``resumed`` says that an
+    apply step may have been at work with these tops before. ``only``, one for each view: the rest stays.
     """
     total = Applied()
     kept: list[str] = []
@@ -97,7 +109,11 @@ def apply_tops(
     for number, (view, top) in enumerate(zip(views, tops, strict=True)):
         hold = _HoldDirectory(f"{hold_base}/{number}")
         try:
-            options = _options(job, view.source, hold, rootless=rootless, resumed=resumed)
+            options = apply_options(
+                job, view.source, hold.descriptor, rootless=rootless, resumed=resumed,
+                journal=Journal(f"{directory}/done{number}") if directory else None,
+                only=only[number] if only is not None else None,
+            )  # fmt: skip
             report = apply(top, view.source, options)
         except OSError as error:
             raise WorkspaceError(
@@ -111,7 +127,7 @@ def apply_tops(
         if hold.used():
             kept.append(hold.path)
         prefix = "" if number == 0 and view.source == job.workspace else f"{view.source}/"
-        total = _merge(total, report, prefix)
+        total = merged(total, report, prefix)
     if kept:
         with suppress(OSError), open(f"{hold_base}/{HELD_VIEWS}", "wb") as file:
             file.write(msgspec.json.encode([view.source for view in views]))
@@ -143,9 +159,17 @@ class _HoldDirectory:
             return
 
 
-def _options(
-    job: Job, view: str, hold: _HoldDirectory, *, rootless: bool, resumed: bool
+def apply_options(
+    job: Job,
+    view: str,
+    hold_dir: int | None,
+    *,
+    rootless: bool,
+    resumed: bool,
+    journal: Journal | None = None,
+    only: Selection | None = None,
 ) -> ApplyOptions:
+    """How the changes of one view are judged and applied, for a command that ran as ``job``."""
     # What is hidden may also not be made: a name that was not there when the view was made has no cover.
     root = f"{view.rstrip('/')}/"
     denied = tuple(
@@ -155,14 +179,27 @@ def _options(
         started_ns=job.began_wall_ns,
         xattrs="user.overlay." if rootless else "trusted.overlay.",
         redirects=not rootless,
-        hold_dir=hold.descriptor,
+        hold_dir=hold_dir,
         readable_roots=job.readable,
         protect=(*job.policy.filesystem.protect, *denied),
         resumed=resumed,
+        only=only,
+        journal=journal,
     )
 
 
-def _merge(total: Applied, report: ApplyReport, prefix: str) -> Applied:
+def forget_note(directory: str) -> None:
+    """Make a run's directory one that nobody offers any more, before it is removed.
+
+    Half of a top says other things than the whole (a directory that replaces another deletes what it does not
+    have), so a run that is killed while it removes one must not leave it to be applied.
+    """
+    with suppress(OSError):
+        os.unlink(f"{directory}/note.json")
+
+
+def merged(total: Applied, report: ApplyReport, prefix: str) -> Applied:
+    """One more view's report added, with its paths below ``prefix``."""
     counts = report.counts
     return Applied(
         created=total.created + counts.get("created", 0),

@@ -44,6 +44,7 @@ def pair(review: Review, entries: list[Entry]) -> list[Entry]:
         before = paired.get(entry.path)
         if before is not None:
             entry.what, entry.source = "renamed", before.source or before.path
+            entry.whiteout = before.path
             entry.mode_before, entry.size_before = before.mode_before, before.size_before
     taken = {entry.path for entry in paired.values()}
     return [entry for entry in entries if entry.path not in taken]

@@ -55,6 +55,8 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True, rename="kebab"):
     within: bool = False
     #: How many entries go with a directory that is deleted or moved; ``size_before`` is of all their files.
     entries: int = 0
+    #: Of a renamed file the path of the deletion that is the other half of it.
+    whiteout: str = ""
     #: How many entries the directory had in whose place another one is moved.
     replaces: int = 0
 
@@ -119,7 +121,7 @@ class Review:
             self.entries = [
                 entry
                 for entry in self.entries
-                if any(list(map(only.matches, {entry.path, entry.source} - {""})))
+                if any(list(map(only.matches, {entry.path, entry.source, entry.whiteout} - {""})))
             ]
 
     def could_hold(self, path: str) -> bool:

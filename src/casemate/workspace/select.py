@@ -33,6 +33,7 @@ class Selection:
         self._names: list[tuple[str, str]] = []
         self._globs: list[tuple[tuple[str, ...], str]] = []
         self._all: set[str] = set()
+        self._more: set[str] = set()
         self._known: dict[str, bool] = {"": False}
         for word in globs:
             self.words.add(word)
@@ -56,6 +57,11 @@ class Selection:
             self._all.add(word)
         self._known = {"": False}
 
+    def also(self, paths: Iterable[str]) -> None:
+        """Some more paths, that go with what is meant already."""
+        self._more.update(paths)
+        self._known = {"": False}
+
     def matches(self, path: str) -> bool:
         """Whether the path, or a directory that it is in, is meant."""
         known = self._known.get(path)
@@ -74,7 +80,7 @@ class Selection:
 
     def _own(self, path: str) -> bool:
         self.used |= self._all
-        found = bool(self._all)
+        found = bool(self._all) or path in self._more
         for form in {path, printable(path)}:
             if form in self._paths:
                 self.used.add(self._paths[form])

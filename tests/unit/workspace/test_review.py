@@ -71,7 +71,8 @@ def rest(stage: Stage) -> ApplyReport:
 def test_every_kind_of_change(any_stage: Stage) -> None:
     """Created, modified, deleted, renamed, replaced, mode, time and link changes, each with both sides."""
     stage = any_stage
-    stage.lower(mod="1\n", gone="12", chmod="x", touch="x", old="the same content\n", tolink="x", dir__a="123")
+    stage.lower(mod="1\n", gone="12", chmod="x", touch="x", old="the same content\n", tolink="x")
+    stage.lower(dir__a="123")
     os.symlink("one", stage.ws / "link")
     stage.start()
     stage.put("mod", "1\n2\n", 0o755)
@@ -374,7 +375,7 @@ def test_renamed_directories_in_parts(stage: Stage) -> None:
 
 @pytest.mark.root
 def test_a_rename_that_the_host_undid(stage: Stage) -> None:
-    """A directory that was moved in one part, and by the host to elsewhere: the rest is kept, nothing moves."""
+    """A directory that was moved in one part, and then by the host to elsewhere: the rest is kept."""
     stage.lower(a__x="1")
     stage.sh("mv a b; echo 2 >b/x; echo n >b/new")
     assert part(stage, paths=("b/new",)).complete
