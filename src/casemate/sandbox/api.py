@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import asynccontextmanager
 from typing import Self, TypeVar
 
 import msgspec
@@ -22,11 +23,13 @@ from casemate.sandbox import keeper_client
 from casemate.sandbox.command import Command
 from casemate.sandbox.job import Job, Request, kept_count, own_umask, prepare
 from casemate.sandbox.locks import WorkspaceLock
+from casemate.sandbox.session import Session
 from casemate.settings import places
+from casemate.workspace.records import check_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
     from concurrent.futures import Future
 
     from casemate.sandbox.gate import Reviewer
@@ -48,6 +51,8 @@ class AsyncSandbox:
     (``network.ask``): it is called with the question and a function that takes the answer, a flag and a scope
     (``once``, ``session``, ``saved``). ``ready`` sandboxes are made ahead: ``kind``
     ``prefab`` prepares everything but a process, ``slot`` a sealed process that waits.
+    ``session`` names a session of the workspace: its commands find HOME and the view as the one before left
+    them, nothing is applied at their end, and none can be made ahead.
 
     Raises PolicyError when opened with a policy that is wrong, ProtectionUnavailable where the host
     cannot enforce it.
@@ -64,7 +69,10 @@ class AsyncSandbox:
         ready: int = 0,
         kind: str = "slot",
         review: Reviewer | None = None,
+        session: str = "",
     ) -> None:
+        if session:
+            check_name(session)
         if preset == "full-access":
             raise PolicyError(
                 "full-access is no sandbox",
@@ -82,6 +90,7 @@ class AsyncSandbox:
         self._environ = dict(os.environ if environ is None else environ)
         self._ready, self._kind = ready, kind
         self._review = review
+        self._session, self._dropped = session, False
         self._running: set[Command] = set()
         self._keeper: KeeperClient | None = None
         self._job: Job | None = None
@@ -127,6 +136,7 @@ class AsyncSandbox:
             policy_file=self._policy_file,
             flags=self._flags,
             umask=own_umask(),
+            session=self._session,
         )
         return prepare(request, keeper.hierarchies, rootless=keeper.rootless)
 
@@ -155,7 +165,7 @@ class AsyncSandbox:
     async def _fill(self, keeper: KeeperClient, job: Job) -> None:
         """Have sandboxes made ahead, once for each keeper."""
         self._generation = keeper.generation
-        if job.plan is not None and self._ready:
+        if job.plan is not None and self._ready and not self._session:
             await keeper.pool(job.plan, self._kind, self._ready)
 
     async def close(self) -> None:
@@ -163,6 +173,11 @@ class AsyncSandbox:
         self._closed = True
         while self._locks:
             self._locks.pop().close()
+        if self._dropped and self._job is not None and self._keeper is not None:
+            # What a roll-back has let go of takes as long to remove as there is of it.
+            self._dropped = False
+            session = Session.of(self._job, rootless=self._keeper.rootless)
+            await asyncio.to_thread(session.store.collect)
         if self._keeper is not None:
             keeper_client.release(self._keeper)
             self._keeper = None
@@ -196,19 +211,70 @@ class AsyncSandbox:
         assert keeper is not None  # noqa: S101
         assert opened.plan is not None  # noqa: S101
         job = _job_for(opened, command, env, cwd)
-        running = Command(keeper, job, stdin, timeout, on_stdout, on_stderr, self._review)
-        if not any(view.writable for view in opened.plan.spec.views):
+
+        def made(job: Job) -> Command:
+            return Command(keeper, job, stdin, timeout, on_stdout, on_stderr, self._review)
+
+        if not self._session and not any(view.writable for view in opened.plan.spec.views):
             await self._revive(keeper, job, locked=False)
-            return await self._watched(running)
-        path = f"{job.places.run}/locks/{job.key}"
+            return await self._watched(made(job))
+        async with self._holding(job):
+            await self._revive(keeper, job, locked=not self._session)
+            if not self._session:
+                return await self._watched(made(job))
+            session = Session.of(job, rootless=keeper.rootless)
+            job = await asyncio.to_thread(session.enter, job)
+            result = await self._watched(made(job))
+            return await asyncio.to_thread(session.leave, job, result)
+
+    @asynccontextmanager
+    async def _holding(self, job: Job) -> AsyncIterator[None]:
+        """Hold the lock of the workspace or the session."""
         # In this loop they queue in order; only the first has to look whether another process is done.
-        async with _queue(path):
-            lock = await self._locked(path)
+        async with _queue(job.lock):
+            lock = await self._locked(job.lock)
             try:
-                await self._revive(keeper, job, locked=True)
-                return await self._watched(running)
+                yield
             finally:
                 self._give_back(lock)
+
+    async def snapshot(self) -> str:
+        """Freeze the session as it is between two commands; returns the snapshot's name.
+
+        It takes the same time for any tree, as ``branch`` and ``rollback`` do. They raise WorkspaceError
+        (``no-session``: there was no command yet; ``too-many-layers``; ``no-snapshot``; ``session-exists``),
+        and PolicyError (``session-none``) where the sandbox has no session.
+        """
+        return await self._with_session(Session.snapshot)
+
+    async def branch(self, name: str, *, at: str = "") -> AsyncSandbox:
+        """A new session that goes on from here, or from the snapshot ``at``; its sandbox, not yet opened."""
+        check_name(name)
+        await self._with_session(lambda session: session.branch(name, at))
+        return AsyncSandbox(
+            self._workspace, preset=self._preset, policy_file=self._policy_file, flags=self._flags,
+            environ=self._environ, review=self._review, session=name,
+        )  # fmt: skip
+
+    async def rollback(self, snapshot: str) -> None:
+        """Drop everything since a snapshot; ``start`` stands for before the first command."""
+        await self._with_session(lambda session: session.roll_back(snapshot))
+        self._dropped = True
+
+    async def _with_session(self, act: Callable[[Session], T]) -> T:
+        if not self._session:
+            raise PolicyError(
+                "the sandbox has no session", code="session-none", hint="name one: Sandbox(…, session=NAME)"
+            )
+        job = await self.open()
+        session = Session.of(job, rootless=self._keeper is not None and self._keeper.rootless)
+
+        def settled() -> T:
+            session.recover()
+            return act(session)
+
+        async with self._holding(job):
+            return await asyncio.to_thread(settled)
 
     async def _watched(self, command: Command) -> Result:
         """Run it; what changes meanwhile reaches it."""
@@ -328,6 +394,20 @@ class Sandbox:
     def run(self, command: str | Sequence[str], **options: object) -> Result:
         """Run one command and wait for its end; see ``AsyncSandbox.run``."""
         return _wait(self._async.run(command, **options))  # type: ignore[arg-type]
+
+    def snapshot(self) -> str:
+        """Freeze the session; see ``AsyncSandbox.snapshot``."""
+        return _wait(self._async.snapshot())
+
+    def branch(self, name: str, *, at: str = "") -> Sandbox:
+        """A new session that goes on from here; see ``AsyncSandbox.branch``."""
+        twin = object.__new__(Sandbox)
+        twin._async = _wait(self._async.branch(name, at=at))
+        return twin
+
+    def rollback(self, snapshot: str) -> None:
+        """Drop everything since a snapshot; see ``AsyncSandbox.rollback``."""
+        _wait(self._async.rollback(snapshot))
 
 
 _background: asyncio.AbstractEventLoop | None = None

@@ -18,7 +18,6 @@ from casemate.isolation.process import stacks
 from casemate.isolation.process.spec import Stack, View
 from casemate.sandbox.locks import WorkspaceLock
 from casemate.settings import workspace_key
-from casemate.sys.process import lives
 from casemate.workspace import survey
 from casemate.workspace.layers import Store
 from casemate.workspace.records import HOME, Record, check_name
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Session", "Usage", "sessions"]
 
 _PATIENCE = 10.0  # seconds for the last processes of a sandbox whose launcher was killed
+#: In a live layer: when the command began at whose end nobody has looked at the layer yet.
+_UNNOTED = "unnoted"
 _LOOK = 0.05  # seconds at a command's end for what has to be known of its top
 
 
@@ -106,26 +107,21 @@ class Session:
         record = self.store.load(self.name)
         if record is None:
             return
-        place = f"{self.store.layers}/{record.live}/run"
+        layer = f"{self.store.layers}/{record.live}"
+        os.makedirs(layer, 0o700, exist_ok=True)  # what a failure of the machine may have taken
+        if not os.path.exists(f"{layer}/{_UNNOTED}"):
+            return
         end = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                with open(place) as file:
-                    who = file.read(200)
-            except FileNotFoundError:
-                return
-            if not lives(who):
-                break
+        while pid := stacks.inhabitant(layer):
             if time.monotonic() > end:
                 self.lock.close()
                 raise BusyError(
-                    f"a command of the session {self.name} is still there (pid {who.partition(' ')[0]})",
+                    f"a command of the session {self.name} is still there (pid {pid})",
                     hint="end it, or wait for its end",
                     session=self.name,
                 )
             time.sleep(0.01)
-        stacks.leave(Stack(self.store.layers, record.live, [], []))
-        self._note(record, 0)
+        self._note(record)
 
     # -- a command -----------------------------------------------------------------------------------
 
@@ -148,6 +144,8 @@ class Session:
         record = self.store.load(self.name) or self.store.create(self.name, job.workspace, now)
         self.store.refuse_applying(record)
         record = self._fitting(record, job)
+        with open(f"{self.store.layers}/{record.live}/{_UNNOTED}", "w") as file:
+            file.write(str(now))
         spec = copy.copy(plan.spec)
         names = dict(zip(record.views, record.tops, strict=True))
         spec.views = [
@@ -208,26 +206,30 @@ class Session:
         watch["disk"], watch["disk-used"] = rest, usage.used - usage.frozen
         spec.rlimits = {**spec.rlimits, "FSIZE": min(rest, spec.rlimits.get("FSIZE", rest))}
 
-    def leave(self, job: Job, result: Result, used: int) -> Result:
+    def leave(self, job: Job, result: Result, used: int = 0) -> Result:
         """Note the end of a command; returns its result with what is to be said of the session.
 
         ``used`` is what a watcher saw last in the live top. Preconditions: no process of it is left.
         """
         record = self.record()
-        self._note(record, job.began_wall_ns, used)
+        self._note(record, used)
         disk = {"used": self.usage(record).used}
         if job.policy.resources.disk is not None:
             disk["limit"] = job.policy.resources.disk
         return msgspec.structs.replace(result, session=self.name, disk=disk)
 
-    def _note(self, record: Record, began_ns: int, used: int = 0) -> None:
+    def _note(self, record: Record, used: int = 0) -> None:
+        """Look at the live top after a command, and note what has to be known of it."""
         layer = f"{self.store.layers}/{record.live}"
         try:
+            with open(f"{layer}/{_UNNOTED}") as file:
+                began_ns = int(file.read(30) or 0)
             survey.note_firsts(layer, record.tops, self.store.prefix, began_ns, _LOOK)
             size = survey.measure(layer, (*record.tops, HOME), _LOOK)
             if not size.exact and used > size.bytes:
                 survey.note_size(layer, survey.Size(used, exact=False))
-        except OSError:  # no room even for that: less is known then
+            os.unlink(f"{layer}/{_UNNOTED}")
+        except (OSError, ValueError):  # no room even for that: less is known then
             return
 
     # -- what a person asks for ----------------------------------------------------------------------

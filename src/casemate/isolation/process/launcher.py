@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable, SandboxError
-from casemate.isolation.process import seal, stacks
+from casemate.isolation.process import seal
 from casemate.isolation.process.ids import UidPool
 from casemate.isolation.process.outcome import Outcome, interpret, seal_error
 from casemate.isolation.process.porter import Porter
@@ -371,6 +371,8 @@ class Launcher:
         group = running.site.group
         if b"W\0" not in running.record or group is None or group.population() != 1:
             return None
+        if running.site.spec.stack is not None:
+            return None  # the next command may have the same tops: this one has to be gone
         return self._look(running)
 
     def _look(self, running: Running) -> Outcome:
@@ -427,8 +429,8 @@ class Launcher:
                 mounts.unmount(site.attached.pop())
             except OSError:
                 continue
-        if site.kept and site.spec.stack is not None:
-            stacks.leave(site.spec.stack)
+        if site.work:
+            remove_tree(site.work)
         site.kept = False
         if site.directory:
             remove_tree(site.directory)

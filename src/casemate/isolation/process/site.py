@@ -62,6 +62,7 @@ class Site:
         "template",
         "tops",
         "uid",
+        "work",
     )
 
     def __init__(self, spec: Spec, template: Template, uid: int, gid: int, directory: str) -> None:
@@ -75,6 +76,7 @@ class Site:
         self.scratch = -1
         self.pts = -1
         self.parts: list[tuple[int, str]] = []  # detached mount, place inside
+        self.work = ""  # what a run of a session has in the session's layers, for as long as it lasts
         self.pid = 0  # of the process that will be its init, where it is there before the site is made
         self.tops: list[int] = []
         self.group: cgroups.Group | None = None
@@ -381,11 +383,11 @@ class SiteMaker:
         assert stack is not None  # noqa: S101
         if not site.pid:
             raise SandboxError("a session's sandbox cannot be made ahead", code="bad-request")
-        stacks.enter(stack, site.pid)
+        site.work = stacks.enter(stack, site.pid)
         site.kept = True  # its tops lie where a kill does not reach them, and belong to no single run
         stacked = stacks.Stacked(
             spec, site.scratch, site.directory, -1 if self.rootless else self._id_map(None, site.uid),
-            give=None if self.rootless else (site.uid, site.gid),
+            run=site.work, give=None if self.rootless else (site.uid, site.gid),
             attached=site.attached if self.attached else None,
         )  # fmt: skip
         try:

@@ -26,12 +26,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.isolation.process.spec import Spec, Stack
 
-__all__ = ["HOME_TOP", "Place", "Stacked", "enter", "leave", "mount_overlay", "owners"]
+__all__ = ["HOME_TOP", "Place", "Stacked", "enter", "inhabitant", "mount_overlay", "owners"]
 
 #: What HOME is called in a layer.
 HOME_TOP = "home"
-#: In a live layer: who runs in it, and the working directories of its overlays.
-_RUN, _WORK = "run", "work"
+#: In a live layer: begins the name of a directory that says who runs in it, and holds what its overlays need.
+_RUN = "run "
 _FLAGS = mounts.NOSUID | mounts.NODEV
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _PATH_LIMIT = 255  # of a value for fsconfig
@@ -87,49 +87,55 @@ def owners(uid: int) -> list[tuple[int, int]]:
     return [(0, 0), (STORED, uid)]
 
 
-def enter(stack: Stack, pid: int) -> None:
-    """Note who is about to use the live top. Raises SandboxError (``session-busy``) if somebody still does.
+def enter(stack: Stack, pid: int) -> str:
+    """Note who is about to use the live top; returns what the run has to remove in the end.
+
+    Raises SandboxError (``session-busy``) if somebody else still uses it.
+    """
+    layer = f"{stack.store}/{stack.live}"
+    if inhabitant(layer):
+        raise SandboxError(
+            "a command of the session is still there", code="session-busy", hint="wait for its end"
+        )
+    place = f"{layer}/{_RUN}{mark(pid)}"
+    os.mkdir(place, 0o700)
+    return place
+
+
+def inhabitant(layer: str) -> str:
+    """The pid of the command that runs in a live layer, if one does; what those that were killed left there
+    is removed.
 
     Whoever starts commands holds the session's lock, but the kernel drops that with its holder, a moment
     before the last process of its sandbox is gone.
     """
-    record = f"{stack.store}/{stack.live}/{_RUN}"
-    with suppress(FileNotFoundError), open(record) as file:
-        if lives(file.read(200)):
-            raise SandboxError(
-                "a command of the session is still there", code="session-busy", hint="wait for its end"
-            )
-    leave(stack)
-    make_directory(f"{stack.store}/{stack.live}/{_WORK}")
-    handle = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(handle, mark(pid).encode())
-    finally:
-        os.close(handle)
-
-
-def leave(stack: Stack) -> None:
-    """Remove what only a running command needs; none runs any more."""
-    remove_tree(f"{stack.store}/{stack.live}/{_WORK}")
-    with suppress(FileNotFoundError):
-        os.unlink(f"{stack.store}/{stack.live}/{_RUN}")
+    found = ""
+    for name in os.listdir(layer):
+        if not name.startswith(_RUN):
+            continue
+        if lives(name.removeprefix(_RUN)):
+            found = name.split(" ")[1]
+        else:
+            remove_tree(f"{layer}/{name}")
+    return found
 
 
 class Stacked:
     """Builds the overlays of one sandbox of a session.
 
-    ``id_map`` is a user namespace that maps ``owners``, or -1. ``directory`` is the run's own, for what has
-    to be attached; ``attached`` gets what the run has to let go of then.
+    ``id_map`` is a user namespace that maps ``owners``, or -1; ``run`` comes from ``enter``. ``directory`` is
+    the run's own, for what has to be attached; ``attached`` gets what the run has to let go of then.
     """
 
     def __init__(
-        self, spec: Spec, scratch: int, directory: str, id_map: int, *, give: tuple[int, int] | None,
-        attached: list[str] | None,
+        self, spec: Spec, scratch: int, directory: str, id_map: int, *, run: str,
+        give: tuple[int, int] | None, attached: list[str] | None,
     ) -> None:  # fmt: skip
         assert spec.stack is not None  # noqa: S101
         self._spec, self._stack = spec, spec.stack
         self._scratch, self._directory = scratch, directory
         self._give, self._attached = give, attached
+        self._run = os.path.basename(run)
         self._open: list[int] = []
         self._mount = mounts.clone_tree(mounts.AT_FDCWD, self._stack.store)
         try:
@@ -212,7 +218,7 @@ class Stacked:
             # The top's own mode is what the merged root directory shows.
             shown = os.fstat(lowers[0].handle).st_mode & 0o777
             upper = self._made(self._stack.live, top, shown)
-            work = self._made(f"{self._stack.live}/{_WORK}", top, 0o700)
+            work = self._made(f"{self._stack.live}/{self._run}", top, 0o700)
         return mount_overlay(
             lowers, upper, work, rootless=self._give is None, attached=self._attached is not None
         )
