@@ -1,7 +1,8 @@
 """DNS inside a sandbox: answers of the gate's own, never a query of the sandbox's outside.
 
-An allowed name gets addresses that stand for it; whatever is not allowed does not exist. Records that could lead
-around the names (HTTPS and SVCB with keys for an encrypted hello, SRV and MX with other hosts) have no data.
+An allowed name gets addresses that stand for it; whatever is not allowed does not exist. Records that could
+lead around the names (HTTPS and SVCB with keys for an encrypted hello, SRV and MX with other hosts) have no
+data.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Answers:
                 data, ancillary, flags, sender = self._endpoint.recvmsg(dns.MAX_QUERY, 64)
             except OSError:
                 return
-            asked = next((d for level, kind, d in ancillary if level == socket.IPPROTO_IPV6 and kind == _PKTINFO), b"")
+            asked = b"".join(data for *kind, data in ancillary if kind == [socket.IPPROTO_IPV6, _PKTINFO])
             # Loopback stays inside: nobody who listens there is to be mistaken for the gate.
             if flags & socket.MSG_TRUNC or not asked or _is_loopback(asked[:16]):
                 continue
@@ -96,7 +97,8 @@ class Answers:
         addresses = self._gate.names.addresses(query.name)
         if addresses is None:
             self._gate.tell({"kind": "dns", "host": query.name, "reason": "too-many-names"})
-            return dns.negative(query, dns.SERVFAIL, explain="casemate: this sandbox has asked for too many names")
+            why = "casemate: this sandbox has asked for too many names"
+            return dns.negative(query, dns.SERVFAIL, explain=why)
         if decision.verdict == "allow":
             self._gate.expect(query.name)
         return dns.reply(query, addresses, _TTL)

@@ -85,12 +85,12 @@ def looks_like_tls(first_bytes: bytes) -> bool:
     """Whether a stream that begins like this is TLS, going by as many of its first five bytes as there are.
 
     Any record type counts, and so does a hello of SSLv2, so that ``parse`` refuses what servers might take
-    for a beginning; no text protocol begins like either.
+    for a beginning; no text protocol begins like either. Some servers do not look at the version of a record.
     """
     if not first_bytes:
         return False
     if first_bytes[0] in _CONTENT:
-        return len(first_bytes) < 2 or first_bytes[1] == 3
+        return first_bytes[0] == _HANDSHAKE or len(first_bytes) < 2 or first_bytes[1] == 3
     return _may_be_sslv2(first_bytes)
 
 

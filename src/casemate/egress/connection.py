@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 
 from casemate.egress import clienthello, sshreply
+from casemate.egress.classify import HTTP, OTHER, TLS, UNDECIDED, classify
 from casemate.egress.clienthello import HelloError
 from casemate.egress.errors import Refused
 from casemate.egress.events import Event
@@ -33,23 +34,7 @@ __all__ = ["Connection", "refuse_plainly"]
 #: Seconds for a client to say what it wants where it has to speak first.
 HELLO_SECONDS = 15.0
 _REFUSAL_LOOK = 0.15
-_METHODS = (
-    b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ", b"PRI ",
-)  # fmt: skip
 _PROTOCOLS = ("http", "https", "tcp")
-_TOKEN = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-
-
-def classify(data: bytes) -> str:
-    """What a stream is by its first bytes: ``https``, ``http`` or ``tcp``."""
-    if clienthello.looks_like_tls(data):
-        return "https"
-    start = data.lstrip(b"\r\n")  # servers skip empty lines before a request
-    if start.startswith(_METHODS):
-        return "http"
-    word, space, _ = start[:32].partition(b" ")
-    known = bool(space) and bool(word) and _TOKEN.issuperset(word) and b" HTTP/" in start.split(b"\n", 1)[0]
-    return "http" if known else "tcp"
 
 
 class Connection:
@@ -132,16 +117,14 @@ class Connection:
 
     async def _serve(self) -> None:
         decisions = {word: self.decider.connect(self.host, self.port, word) for word in _PROTOCOLS}
-        intercepted = self.decider.intercept(self.host, self.port)
         same = len({(found.verdict, found.rule) for found in decisions.values()}) == 1
         early: asyncio.Task[socket.socket] | None = None
         try:
-            if same and decisions["tcp"].verdict == "allow" and not intercepted:
+            if same and decisions["tcp"].verdict == "allow":
                 # While the client says hello the way is made; an HTTP flow may find it of use as well.
                 early = asyncio.get_running_loop().create_task(self._dial())
-            must_speak = self.port in (80, 443) or not same or intercepted
-            data = await self._first_words(early, must_speak=must_speak)
-            self.protocol = classify(data) if data else "tcp"
+            data = await self._first_words(early, must_speak=self.port in (80, 443) or not same)
+            self.protocol, data = await self._what(data)
             # By the policy of this moment: it may have changed while the client was waited for.
             intercepted = self.decider.intercept(self.host, self.port)
             decision = await self._permitted()
@@ -152,6 +135,22 @@ class Connection:
             if early is not None:
                 early.cancel()
                 early.add_done_callback(_dropped)
+
+    async def _what(self, data: bytes, *, server_spoke: bool = False) -> tuple[str, bytes]:
+        """What a stream is, with as much of it as that takes. Raises Refused where it stays open."""
+        found = classify(data, server_spoke=server_spoke) if data else OTHER
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                while found == UNDECIDED:
+                    more = await peek(self.endpoint, len(data) + 1)
+                    if len(more) <= len(data):
+                        return OTHER, data  # nothing comes after it: no server takes that for a request
+                    data = more
+                    found = classify(data, server_spoke=server_spoke)
+        except TimeoutError:
+            why = "what is sent may be the beginning of a request; write tcp:// in the rule if it is none"
+            raise Refused("undecided", why) from None
+        return found, data
 
     async def _first_words(self, early: asyncio.Task[socket.socket] | None, *, must_speak: bool) -> bytes:
         """The client's first bytes; empty if it waits for the server to speak."""
@@ -224,8 +223,6 @@ class Connection:
             if data.startswith(b"PRI "):
                 raise Refused("http2-plain", "HTTP/2 without TLS is not spoken here")
             await self._http()
-        elif intercepted:
-            raise Refused("not-http", f"only HTTP is possible towards {self.host}, whose requests have rules")
         elif self.port == 80 and data:
             why = "what is sent to port 80 has to be HTTP; write tcp:// in the rule for something else"
             raise Refused("not-http", why)
@@ -291,9 +288,12 @@ class Connection:
 
     async def _late_words(self) -> None:
         """What a client says after the server has spoken: if that is TLS, for the decided name."""
-        if classify(await peek(self.endpoint)) == "https":
-            self.protocol = "https"
+        found, _ = await self._what(await peek(self.endpoint), server_spoke=True)
+        if found == TLS:
+            self.protocol = TLS
             self._check_hello(await self._hello())
+        elif found == HTTP:
+            raise Refused("http-late", "an HTTP request comes after the server has spoken")
 
     async def _http(self) -> None:
         from casemate.egress.httpflow import serve_stream
@@ -380,7 +380,7 @@ async def refuse_plainly(endpoint: socket.socket, protocol: str, port: int, refu
         async with asyncio.timeout(_REFUSAL_LOOK):
             first = await peek(endpoint) if protocol == "tcp" else b""
             if protocol == "tcp":
-                protocol = classify(first) if first else "tcp"
+                protocol = classify(first) or OTHER
             if sshreply.looks_like_ssh(first):
                 protocol = "ssh"
     if protocol == "ssh" or (protocol == "tcp" and port == 22):

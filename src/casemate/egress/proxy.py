@@ -48,7 +48,9 @@ async def serve_proxy(gate: Gate, endpoint: socket.socket) -> None:
     except (OSError, TimeoutError):
         return
     if target is not None:
-        await gate.serve_host(endpoint, *target, once=once)
+        host, port = target
+        # A client that looked the name up itself says the address that stands for it.
+        await gate.serve_host(endpoint, gate.names.name(host) or host, port, once=once)
 
 
 async def _socks(gate: Gate, endpoint: socket.socket) -> tuple[str, int] | None:

@@ -166,7 +166,8 @@ def _spawn() -> tuple[_socket.socket, int]:
     libraries = os.path.dirname(os.path.dirname(str(msgspec.__file__)))
     argv = [sys.executable, "-I", "-S", "-c", _BOOT, root, libraries, str(handle)]
     # Resolving goes by the host's own settings; nothing else of the caller's environment comes along.
-    environ = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
+    # No search list: an allowed name that is not there must not be tried with other endings.
+    environ = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin", "LOCALDOMAIN": ".", "RES_OPTIONS": "ndots:0"}
     trust = ("SSL_CERT_FILE", "SSL_CERT_DIR")
     environ.update({name: os.environ[name] for name in trust if name in os.environ})
     try:

@@ -279,7 +279,7 @@ def test_a_later_record_is_judged_by_its_whole_header() -> None:
     [
         (b"\x16\3\1\2\0", True), (b"\x16", True), (b"\x15\3\3\0\2", True), (b"\x17\3\3", True),
         (b"\x80\x2e\1\3\1", True),
-        (b"\x80", True), (b"", False), (b"GET /", False), (b"SSH-2", False), (b"\x16\2\0", False),
+        (b"\x80", True), (b"", False), (b"GET /", False), (b"SSH-2", False), (b"\x16\2\0", True),
         (b"\5\1\0", False),
         (b"\0\0\0\x08\4", False), (b"\x80\x2e\2", False), (b"PRI *", False),
     ],
