@@ -49,7 +49,6 @@ async def serve_proxy(gate: Gate, endpoint: socket.socket) -> None:
         return
     if target is not None:
         host, port = target
-        # A client that looked the name up itself says the address that stands for it.
         await gate.serve_host(endpoint, gate.names.name(host) or host, port, once=once)
 
 
@@ -74,15 +73,17 @@ async def _socks(gate: Gate, endpoint: socket.socket) -> tuple[str, int] | None:
                     await loop.sock_sendall(endpoint, event.data)
                 return None
             else:
-                decision = gate.decider.connect(event.host, event.port)
+                # A client that looked the name up itself says the address that stands for it.
+                host = gate.names.name(event.host) or event.host
+                decision = gate.decider.connect(host, event.port)
                 if decision.verdict == "deny":  # whatever its client is going to speak
-                    gate.tell({"kind": "connect", "host": event.host, "port": event.port,
+                    gate.tell({"kind": "connect", "host": host, "port": event.port,
                                "protocol": "socks5", "rule": decision.rule, "reason": decision.reason,
                                "allow": decision.allow_line})  # fmt: skip
                     await loop.sock_sendall(endpoint, socks5.answer(socks5.NOT_ALLOWED))
                     return None
                 await loop.sock_sendall(endpoint, socks5.answer(socks5.SUCCEEDED))
-                return event.host, event.port
+                return host, event.port
 
 
 def _over(events: list[socks5.Send | socks5.Connect | socks5.Refusal]) -> bool:
