@@ -12,8 +12,9 @@ import msgspec
 from casemate.errors import CasemateError, SandboxError
 from casemate.sandbox import gates, keeper_client, settle
 from casemate.sandbox.denials import TAIL
-from casemate.sandbox.network import secrets_of, wants_gate
+from casemate.sandbox.network import secrets_of, wants_gate, without_secrets
 from casemate.sandbox.result import Applied, Result
+from casemate.sandbox.tops import leave_pending
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +44,10 @@ class Command:
         on_stdout: Sink | None,
         on_stderr: Sink | None,
         review: Reviewer | None = None,
+        *,
+        apply: bool = True,
     ) -> None:
-        self._keeper = keeper
+        self._keeper, self._apply = keeper, apply
         self._job = job
         self._stdin = memoryview(stdin)
         limits = [value for value in (timeout, job.policy.resources.timeout) if value is not None]
@@ -185,7 +188,7 @@ class Command:
         stderr = b"".join(self._output[2])
         result = await settle_command(
             self._keeper, self._job, self._number, ended, limit=self._limit, stderr_tail=stderr[-TAIL:],
-            share=self.share,
+            pending=not self._apply, share=self.share,
         )  # fmt: skip
         return msgspec.structs.replace(result, stdout=b"".join(self._output[1]), stderr=stderr)
 
@@ -221,7 +224,8 @@ class Begun:
         try:
             saved = Saved(job.saved_hosts)
             share = self.share = await gates.gates().open(network, secrets, self.dial, review, saved)
-            share.prepare(job.late)
+            job.late.env = without_secrets(job.late.env, secrets)
+        share.prepare(job.late)
             published.hand_over(share)
             await self._start(job, streams)
         except BaseException:
@@ -271,15 +275,17 @@ async def settle_command(
     limit: str,
     stderr_tail: bytes,
     apply: bool = True,
+    pending: bool = False,
     share: CommandNetwork | None = None,
 ) -> Result:
     """Apply an ended command's changes, let the keeper clean up, and say how it went.
 
-    Without ``apply`` the changes are kept for the next run to offer. A cancellation takes effect when all is
-    settled. Raises what kept the command from running.
+    Without ``apply`` the changes are kept for the next run to offer; ``pending`` ones wait for a review. A
+    cancellation takes effect when all is settled. Raises what kept the command from running.
     """
     if any(_not_empty(top) for top in ended.tops):
-        applied = await _to_the_end(_settle_changes(keeper, job, number, ended, apply=apply))
+        settling = _settle_changes(keeper, job, number, ended, apply=apply, pending=pending)
+        applied = await _to_the_end(settling)
     else:
         applied = Applied()
         _settled(keeper, number, ended, keep=False)
@@ -300,17 +306,22 @@ async def settle_command(
 
 
 async def _settle_changes(
-    keeper: KeeperClient, job: Job, number: int, ended: Ended, *, apply: bool
+    keeper: KeeperClient, job: Job, number: int, ended: Ended, *, apply: bool, pending: bool
 ) -> Applied:
     keep, applied = ended.outcome.failure is None, Applied()
     try:
         if keep:
-            with suppress(SandboxError):  # a keeper that dies just now: the changes are here still
+            try:
                 await keeper.keep(number)
+            except SandboxError:  # a keeper that dies just now: the changes are here still
+                if pending:
+                    raise
             if apply:
-                applied = await _apply(keeper, job, ended)
-                keep = not applied.complete
+                applied = await _apply(keeper, job, ended, pending=pending)
+                keep = not applied.complete or bool(applied.pending)
     finally:
+        if not keep:
+            settle.forget_note(ended.directory)
         _settled(keeper, number, ended, keep=keep)
     return applied
 
@@ -321,14 +332,18 @@ def _settled(keeper: KeeperClient, number: int, ended: Ended, *, keep: bool) -> 
     keeper.settled(number, keep=keep)
 
 
-async def _apply(keeper: KeeperClient, job: Job, ended: Ended) -> Applied:
+async def _apply(keeper: KeeperClient, job: Job, ended: Ended, *, pending: bool) -> Applied:
     hold = f"{job.places.state}/held/{job.key}/{os.path.basename(ended.directory)}"
     # The thread's own: an event loop that is torn down does not wait for it.
     tops = [os.dup(top) for top in ended.tops]
 
     def apply() -> tuple[Applied, list[str]]:
         try:
-            return settle.apply_tops(job, tops, rootless=keeper.rootless, hold_base=hold)
+            if pending:
+                return leave_pending(job, tops, ended.directory, rootless=keeper.rootless), []
+            return settle.apply_tops(
+                job, tops, rootless=keeper.rootless, hold_base=hold, directory=ended.directory
+            )
         finally:
             for top in tops:
                 os.close(top)

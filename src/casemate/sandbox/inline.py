@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 
 from casemate.errors import BusyError, SandboxError
-from casemate.isolation.process.watch import Watch
+from casemate.isolation.process.watch import Watch, watch_site
 from casemate.sandbox.failures import from_os_error
 from casemate.sandbox.locks import WorkspaceLock
-from casemate.sandbox.network import secrets_of
+from casemate.sandbox.network import secrets_of, without_secrets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class InlineRun:
 
     def __init__(
         self, launcher: Launcher, job: Job, lock: WorkspaceLock | None, worker: GateWorker | None = None,
-        review: Reviewer | None = None,
+        review: Reviewer | None = None, *, apply: bool = True,
     ) -> None:  # fmt: skip
         assert job.plan is not None  # noqa: S101
         self._launcher = launcher
@@ -77,7 +77,7 @@ class InlineRun:
         self._site: Site | None = None
         self._running: Running | None = None
         self._watch: Watch | None = None
-        self._keep = False
+        self._keep, self._apply = False, apply
         self._worker, self._review = worker, review
         self.network: CommandNetwork | None = None
         self._session: Session | None = None
@@ -105,6 +105,7 @@ class InlineRun:
             self.network = self._worker.open(
                 job.policy.network, secrets, self.socket_inside, self._review, saved
             )
+            job.late.env = without_secrets(job.late.env, secrets)
             self.network.prepare(job.late)
             if job.policy.network.publish:
                 from casemate.sandbox.published import Published
@@ -130,9 +131,12 @@ class InlineRun:
         if self.network is not None and site.capture is not None:
             self.network.begin(site.capture, site.listener, job.request.environ)
             site.listener = -1
-        if job.plan.watch:
-            scratch = -1 if job.plan.spec.scratch_image else site.scratch
-            self._watch = Watch(job.plan.watch, site.on_disk, self._running.pid, scratch)
+        self._watch = watch_site(site, job.plan.watch, self._running.pid)
+        if not self._apply and site.tops:
+            try:  # the changes are to wait: it is refused here, where there are none yet, if they cannot
+                launcher.keep(site, job.note())
+            except OSError as error:
+                raise from_os_error(error) from error
 
     def socket_inside(self, made: Callable[[int], None]) -> None:
         """Call ``made`` with a TCP socket inside the sandbox, or with -1."""
@@ -193,20 +197,31 @@ class InlineRun:
                 with suppress(OSError):  # no room for that: the changes are applied all the same
                     self._launcher.keep(site, job.note())
                 self._keep = True  # whatever happens before the last change is applied
-                hold = f"{job.places.state}/held/{job.key}/{os.path.basename(site.directory)}"
-                applied, kept = settle.apply_tops(
-                    job, site.tops, rootless=self._launcher.rootless, hold_base=hold
-                )
-                applied = _with_kept(applied, kept)
+                applied = self._settle(job, site)
             else:
                 applied = Applied()
-            self._keep = not applied.complete
+            self._keep = not applied.complete or bool(applied.pending)
             result = settle.result(
                 job, outcome, applied, limit=limit, stderr_tail=stderr_tail, disk_full=full, network=use
             )
             return self._with_usage(result, site)
         finally:
             self._clean_up()
+
+    def _settle(self, job: Job, site: Site) -> Applied:
+        """Apply the changes, or let them wait."""
+        from casemate.sandbox import settle
+
+        rootless = self._launcher.rootless
+        if not self._apply:
+            from casemate.sandbox.tops import leave_pending
+
+            return leave_pending(job, site.tops, site.directory, rootless=rootless)
+        hold = f"{job.places.state}/held/{job.key}/{os.path.basename(site.directory)}"
+        applied, kept = settle.apply_tops(
+            job, site.tops, rootless=rootless, hold_base=hold, directory=site.directory
+        )
+        return _with_kept(applied, kept)
 
     def _with_usage(self, result: Result, site: Site) -> Result:
         """The result with what the command, or its session, takes on disk."""
@@ -226,6 +241,10 @@ class InlineRun:
             self._running = None
         if site is not None:
             if not self._keep:
+                if site.kept:
+                    from casemate.sandbox.settle import forget_note
+
+                    forget_note(site.directory)
                 self._launcher.forget(site)
             self._launcher.discard(site)
             self._site = None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from casemate.policy.model import Network
 
-__all__ = ["RESOLV_CONF", "needs_authority", "ports_of", "secrets_of", "wants_gate"]
+__all__ = ["RESOLV_CONF", "needs_authority", "ports_of", "secrets_of", "wants_gate", "without_secrets"]
 
 #: What a sandbox with a gate has as /etc/resolv.conf: the gate answers, whatever address is asked.
 RESOLV_CONF = "nameserver 198.18.0.1\noptions edns0 timeout:3 attempts:2\n"
@@ -74,3 +74,7 @@ def secrets_of(network: Network, environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def without_secrets(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """An environment without the variables that hold a credential's value, under whatever name it was passed."""
+    values = [value for value in secrets.values() if value]
+    return {name: text for name, text in env.items() if not any(value in text for value in values)}
