@@ -225,7 +225,7 @@ class Begun:
             saved = Saved(job.saved_hosts)
             share = self.share = await gates.gates().open(network, secrets, self.dial, review, saved)
             job.late.env = without_secrets(job.late.env, secrets)
-        share.prepare(job.late)
+            share.prepare(job.late)
             published.hand_over(share)
             await self._start(job, streams)
         except BaseException:

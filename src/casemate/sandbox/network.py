@@ -75,6 +75,6 @@ def secrets_of(network: Network, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_secrets(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """An environment without the variables that hold a credential's value, under whatever name it was passed."""
+    """An environment without the variables that hold a credential's value, whatever their names are."""
     values = [value for value in secrets.values() if value]
     return {name: text for name, text in env.items() if not any(value in text for value in values)}
