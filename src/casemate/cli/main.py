@@ -21,6 +21,7 @@ USAGE = """usage: casemate COMMAND [OPTION…]
   changes                       changes that were held back or kept of interrupted commands
   apply ID [PATH…]              apply kept changes after you have looked at them
   discard ID [PATH…]            throw kept changes away
+  session VERB                  what commands with --session NAME keep: list, snapshot, branch, rollback, …
   init                          write a starter casemate.toml
   trust [--revoke|--list]       let this project's casemate.toml grant what it asks for
   policy show|check|schema|diff what holds, and which layer said so
@@ -60,6 +61,10 @@ def dispatch(argv: list[str]) -> int:
             from casemate.cli import forward
 
             return forward.main(argv[1:])
+        if name == "session":
+            from casemate.cli import session
+
+            return session.main(argv[1:])
         if name == "daemon":
             from casemate.cli import daemon
 

@@ -88,6 +88,13 @@ class Session:
         """Give the lock back."""
         self.lock.close()
 
+    def holder(self) -> str:
+        """Who has the lock just now, by its own words; ``""`` for nobody."""
+        if self.lock.take(wait=False):
+            self.lock.close()
+            return ""
+        return self.lock.holder() or "somebody"
+
     def record(self) -> Record:
         """What is written down of it. Raises WorkspaceError (``no-session``)."""
         record = self.store.load(self.name)
@@ -175,6 +182,7 @@ class Session:
             protect=tuple(dict.fromkeys((*record.protect, *files.protect))),
             deny=tuple(dict.fromkeys((*record.deny, *files.deny))),
             readable=tuple(dict.fromkeys((*record.readable, *job.readable))),
+            limit=job.policy.resources.disk,
         )
         if fitting != record:
             self.store.save(fitting)

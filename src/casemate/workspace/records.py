@@ -32,8 +32,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """A session. ``views`` are the host's directories that its tops ``up0``, ``up1``, … belong to.
 
     What the host changes after ``started_ns`` may be in conflict with it. ``protect``, ``deny`` and
-    ``readable`` are what its commands' policies protected, hid and showed. ``applying``: an apply step has
-    begun, and its end was not seen. ``resumed``: one has been at work with what is in the tops.
+    ``readable`` are what its commands' policies protected, hid and showed; ``limit`` is the last one's limit
+    of bytes. ``applying``: an apply step has begun, and its end was not seen. ``resumed``: one has been at
+    work with what is in the tops.
     """
 
     version: int
@@ -47,6 +48,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     protect: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
+    limit: int | None = None
     applying: bool = False
     resumed: bool = False
 

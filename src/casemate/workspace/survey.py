@@ -86,7 +86,7 @@ class Firsts:
         if not self.complete:
             return started_ns
         found = self.known.get(path)
-        moment = birth_ns if found is None else min(found[0], birth_ns)
+        moment = birth_ns if found is None else found[0]
         for above in prefixes(path)[1:]:
             found = self.known.get(above)
             if found is not None and found[1]:

@@ -1,0 +1,196 @@
+"""``casemate session``: what sessions of a workspace there are, and snapshots, branches and layers of one."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+import msgspec
+
+from casemate.cli.main import line, tell
+from casemate.cli.render import escaped, representable
+from casemate.cli.streams import put
+from casemate.errors import CasemateError
+from casemate.policy.units import format_size
+from casemate.sandbox.session import Session, sessions
+from casemate.settings import places
+from casemate.sys.process import is_root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.workspace.records import Record
+
+__all__ = ["main"]
+
+USAGE = """usage: casemate session list [-C DIR] [--json]
+       casemate session snapshot [-C DIR] NAME
+       casemate session branch [-C DIR] NAME NEW [--at ID]
+       casemate session rollback [-C DIR] NAME ID
+       casemate session flatten [-C DIR] NAME [--to ID]
+       casemate session discard [-C DIR] NAME
+       casemate session gc [-C DIR]
+
+`casemate run --session NAME -- CMD` makes a session, or goes on with one: HOME and the view are as the
+command before has left them, and nothing is applied at the end. `casemate diff --session NAME` shows what
+there is, `casemate apply --session NAME` applies it; the session then goes on over the changed workspace.
+
+  list       sessions with their snapshots, and what they take on disk
+  snapshot   freeze what is there, under a name that is printed
+  branch     a new session that goes on from here, or from a snapshot; frozen layers are shared
+  rollback   drop everything since a snapshot (`start`: since the beginning, or what was applied last)
+  flatten    make one layer of those up to a snapshot (default: all); snapshots before it are gone
+  discard    throw a session away
+  gc         remove what no session refers to (the other verbs do it, too)
+
+  -C DIR     the workspace (default: the present directory)
+  --no-wait  refuse instead of waiting while a command runs in the session
+"""
+_VERBS = {"list": 0, "snapshot": 1, "branch": 2, "rollback": 2, "flatten": 1, "discard": 1, "gc": 0}
+_VALUES = {"branch": "--at", "flatten": "--to"}
+_SWITCHES = ("--json", "--no-wait")
+
+
+class _Words(NamedTuple):
+    verb: str
+    names: list[str]
+    directory: str
+    value: str
+    switches: set[str]
+
+
+def _parse(words: list[str]) -> _Words | None:
+    """Take the words apart; None if they are not of the usage."""
+    verb = words[0] if words else ""
+    if verb not in _VERBS:
+        return None
+    names: list[str] = []
+    directory, value = ".", ""
+    switches: set[str] = set()
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-C":
+            directory = next(rest, "")
+        elif word == _VALUES.get(verb):
+            value = next(rest, "")
+            if not value:
+                return None
+        elif word in _SWITCHES and (word != "--json" or verb == "list"):
+            switches.add(word)
+        elif word.startswith("-"):
+            return None
+        else:
+            names.append(word)
+    if len(names) != _VERBS[verb] or not directory:
+        return None
+    return _Words(verb, names, directory, value, switches)
+
+
+def main(argv: list[str]) -> int:
+    """Run one of the verbs."""
+    if argv and argv[0] in ("-h", "--help"):
+        put(1, USAGE.encode())
+        return 0
+    words = _parse(argv)
+    if words is None:
+        put(2, USAGE.encode())
+        return 2
+    # A workspace that is gone may have sessions: they can be looked at, and discarded.
+    workspace = os.path.realpath(words.directory)
+    where = places(dict(os.environ))
+    rootless = not is_root()
+    found = sessions(where, workspace, rootless=rootless)
+    if words.verb == "list":
+        return _list(found, as_json="--json" in words.switches)
+    if words.verb == "gc":
+        count = Session(where, workspace, "any", rootless=rootless).store.collect()
+        tell(f"removed: {count} layers")
+        return 0
+    session = Session(where, workspace, words.names[0], rootless=rootless)
+    try:
+        session.take(
+            wait="--no-wait" not in words.switches,
+            tell=lambda holder: put(2, line(f"waiting for a command of the session ({holder})").encode()),
+        )
+        session.record()
+        _act(session, words)
+    except CasemateError as error:
+        if words.verb != "discard" or error.code != "session-broken":
+            raise
+        session.discard()
+    finally:
+        session.close()
+    if words.verb != "snapshot":
+        session.store.collect()
+    return 0
+
+
+def _act(session: Session, words: _Words) -> None:
+    if words.verb == "snapshot":
+        put(1, f"{session.snapshot()}\n".encode())
+    elif words.verb == "branch":
+        session.branch(words.names[1], words.value)
+    elif words.verb == "rollback":
+        session.roll_back(words.names[1])
+    elif words.verb == "flatten":
+        session.flatten(words.value)
+    else:
+        session.discard()
+
+
+def _list(found: list[Session], *, as_json: bool) -> int:
+    told: list[dict[str, object]] = []
+    for session in found:
+        try:
+            record = session.record()
+        except CasemateError as error:
+            if error.code != "no-session":  # discarded just now
+                told.append({"name": session.name, "error": error.message})
+            continue
+        told.append(_facts(session, record))
+    if as_json:
+        put(1, msgspec.json.encode(representable(told)) + b"\n")
+        return 0
+    lines = [text for facts in told for text in _told(facts)]
+    put(1, ("\n".join(lines) + "\n").encode() if lines else b"there is no session in this workspace\n")
+    return 0
+
+
+def _facts(session: Session, record: Record) -> dict[str, object]:
+    usage = session.usage(record, exact=True)
+    return {
+        "name": record.name,
+        "made-ns": record.made_ns,
+        "used": usage.used,
+        "limit": record.limit,
+        "layers": len(record.directories()) - 1,
+        "changed": session.store.changed(record),
+        "applying": record.applying,
+        "running": session.holder(),
+        "snapshots": [{"id": layer.id, "made-ns": layer.made_ns} for layer in record.snapshots],
+        "views": list(record.views),
+    }
+
+
+def _told(facts: dict[str, object]) -> list[str]:
+    if "error" in facts:
+        return [f"{facts['name']}: {escaped(str(facts['error']))}"]
+    used, limit = facts["used"], facts["limit"]
+    assert isinstance(used, int)  # noqa: S101
+    words = [f"{format_size(used)} used"]
+    if isinstance(limit, int):
+        words[0] += f" of {format_size(limit)}"
+    words.append(f"{facts['layers']} layers")
+    if facts["applying"]:
+        words.append("an apply step did not end")
+    if facts["running"]:
+        words.append(f"in use by {escaped(str(facts['running']))}")
+    lines = [f"{facts['name']}: {', '.join(words)}"]
+    snapshots = facts["snapshots"]
+    assert isinstance(snapshots, list)  # noqa: S101
+    for item in snapshots:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(item["made-ns"] / 1e9))
+        lines.append(f"    {item['id']:10} {at}")
+    if facts["changed"]:
+        lines.append("    and changes since")
+    return lines
