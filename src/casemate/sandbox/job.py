@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from casemate.sys.cgroups import Hierarchies
+    from casemate.workspace.survey import Firsts
 
 __all__ = ["Job", "Request", "direct_lock", "kept_count", "own_umask", "prepare"]
 
@@ -64,6 +65,8 @@ class Job(msgspec.Struct, kw_only=True):
     degraded: tuple[str, ...]
     began: float
     began_wall_ns: int
+    firsts: dict[str, Firsts] = {}
+    """Of a session's views: since when their paths are its own."""
 
     @property
     def key(self) -> str:

@@ -177,6 +177,7 @@ def apply_options(
     )
     return ApplyOptions(
         started_ns=job.began_wall_ns,
+        firsts=job.firsts.get(view),
         xattrs="user.overlay." if rootless else "trusted.overlay.",
         redirects=not rootless,
         hold_dir=hold_dir,

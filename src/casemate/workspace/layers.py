@@ -156,9 +156,10 @@ class Store:
 
     def changed(self, record: Record) -> bool:
         """Whether the live top holds anything."""
-        return self._holds(record.live, (*record.tops, HOME))
+        return self.holds(record.live, (*record.tops, HOME))
 
-    def _holds(self, directory: str, tops: Sequence[str]) -> bool:
+    def holds(self, directory: str, tops: Sequence[str]) -> bool:
+        """Whether a layer has something in one of these tops."""
         return any(_entries(f"{self.layers}/{directory}/{top}") for top in tops)
 
     def snapshot(self, record: Record, now_ns: int) -> tuple[Record, str]:
@@ -261,38 +262,37 @@ class Store:
         """One layer in the place of several; their last snapshot is its."""
         full = [layer for layer in layers if layer.directory]
         if len(full) > 1:
-            with self.merging(record, full) as name:
+            names = [layer.directory for layer in full if not layer.spent]
+            with self.merging(record, names, [layer.directory for layer in full]) as name:
                 yield [msgspec.structs.replace(layers[-1], directory=name)]
         else:
             yield [msgspec.structs.replace(layers[-1], directory=full[0].directory)] if full else layers[-1:]
 
     @contextmanager
-    def merging(self, record: Record, layers: Sequence[Layer], tops: Sequence[str] = ()) -> Iterator[str]:
-        """A new layer that holds what ``layers`` (oldest first) hold together: its name.
+    def merging(self, record: Record, views: Sequence[str], homes: Sequence[str]) -> Iterator[str]:
+        """A new layer that is what others (oldest first) are together, of the views and of HOME: its name.
 
-        ``tops`` names what of them (everything). Nobody removes it within the block; afterwards it is garbage
-        unless a record names it.
+        Nobody removes it within the block; afterwards it is garbage unless a record names it.
         """
         with self._locked():
             name = self._new_layer()
             handle = os.open(f"{self.layers}/{name}", _FLAGS)
             fcntl.flock(handle, fcntl.LOCK_EX)
         try:
-            for top in tops or (*record.tops, HOME):
-                self._merge(name, [layer for layer in layers if top == HOME or not layer.spent], top)
-            if not tops or tops != (HOME,):
-                self._merge_firsts(name, record, [layer for layer in layers if not layer.spent])
+            for top in record.tops:
+                self._merge(name, views, top)
+            self._merge(name, homes, HOME)
+            self.write_firsts(name, self.firsts(record, views))
             yield name
         finally:
             os.close(handle)
 
-    def _merge(self, target: str, layers: Sequence[Layer], top: str) -> None:
+    def _merge(self, target: str, layers: Sequence[str], top: str) -> None:
         opened: list[int] = []
         try:
             for layer in reversed(layers):
-                if layer.directory:
-                    with suppress(FileNotFoundError):
-                        opened.append(os.open(f"{self.layers}/{layer.directory}/{top}", _FLAGS))
+                with suppress(FileNotFoundError):
+                    opened.append(os.open(f"{self.layers}/{layer}/{top}", _FLAGS))
             if not opened:
                 return
             os.mkdir(f"{self.layers}/{target}/{top}", 0o700)
@@ -305,15 +305,15 @@ class Store:
             for handle in opened:
                 os.close(handle)
 
-    def _merge_firsts(self, target: str, record: Record, layers: Sequence[Layer]) -> None:
-        merged = self.firsts(record, [layer.directory for layer in layers if layer.directory])
-        survey.write_firsts(f"{self.layers}/{target}", merged)
+    def write_firsts(self, directory: str, firsts: Sequence[survey.Firsts]) -> None:
+        """Note, for a layer, since when the paths of each view are the session's own."""
+        survey.write_firsts(f"{self.layers}/{directory}", firsts)
 
     def firsts(self, record: Record, directories: Sequence[str]) -> list[survey.Firsts]:
         """Since when the paths of each view are the session's own, by what was noted of these layers."""
         found = [survey.Firsts() for _ in record.views]
         for directory in directories:
-            if not self._holds(directory, record.tops):
+            if not self.holds(directory, record.tops):
                 continue
             noted = survey.firsts_of(f"{self.layers}/{directory}", record.tops)
             for one, other in zip(found, noted, strict=True):
@@ -336,7 +336,8 @@ class Store:
         pending = [layer for layer in record.layers if layer.directory and not layer.spent]
         first = record.layers[len(spent)]
         if len(pending) > 1 or any(self._is_shared(layer.directory, record.name) for layer in pending):
-            with self.merging(record, pending) as name:
+            names = [layer.directory for layer in pending]
+            with self.merging(record, names, names) as name:
                 last = msgspec.structs.replace(pending[-1], directory=name)
                 record = msgspec.structs.replace(record, layers=(*spent, first, last), applying=True)
                 self.save(record)

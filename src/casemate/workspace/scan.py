@@ -30,7 +30,8 @@ from casemate.sys.files import (
 from casemate.workspace.names import join
 from casemate.workspace.report import Limits
 
-__all__ = ["DIR", "FILE", "LINK", "MODE", "SPECIAL", "WHITEOUT", "Change", "Changes", "scan", "unlock"]
+__all__ = ["DIR", "FILE", "LINK", "MODE", "SPECIAL", "WHITEOUT", "Change", "Changes", "found_at",
+           "lock_again", "scan", "unlock"]  # fmt: skip
 
 #: What an entry of the top is. SPECIAL is a FIFO, a socket or a device.
 FILE, LINK, DIR, WHITEOUT, SPECIAL = "file", "link", "dir", "whiteout", "special"
@@ -164,7 +165,7 @@ class _Walk:
             if beside is not None:
                 lower_fd, lower_mode = self._open_lower(beside)
             if value and self.resumed:
-                source = self._found_at(marks.get("origin", b""))
+                source = found_at(self.lower, marks.get("origin", b""))
                 if source is None:
                     self._skip(path, "moved-before")
                     return
@@ -218,13 +219,6 @@ class _Walk:
             return None
         self.sources.add(text)
         return text
-
-    def _found_at(self, origin: bytes) -> str | None:
-        """Where the workspace has, by now, the directory that the kernel noted when it was renamed."""
-        # overlay.origin: version, magic, length, flags, type of the handle, uuid, handle.
-        if len(origin) <= 21 or origin[:2] != b"\0\xfb":
-            return None
-        return find_handle(self.lower, origin[4], origin[21:])
 
     def _reopen(self, fd: int, path: str) -> tuple[int, int]:
         if fd >= 0:
@@ -313,6 +307,14 @@ class _Walk:
             return "whiteout" in xattrs(fd, self.prefix)
         finally:
             os.close(fd)
+
+
+def found_at(lower: int, origin: bytes) -> str | None:
+    """Where the workspace has, by now, the directory that the kernel noted when it was renamed."""
+    # overlay.origin: version, magic, length, flags, type of the handle, uuid, handle.
+    if len(origin) <= 21 or origin[:2] != b"\0\xfb":
+        return None
+    return find_handle(lower, origin[4], origin[21:])
 
 
 def _kind(status: os.stat_result) -> str:
