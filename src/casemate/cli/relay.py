@@ -120,7 +120,6 @@ class Relay:
         timeout: float | None,
         tail: int,
         stdout_to: int = 1,
-        also: tuple[int, Callable[[], None]] | None = None,
     ) -> None:
         self.ended = ended
         self.terminal = terminal
@@ -136,7 +135,7 @@ class Relay:
         self._interrupted_at = -1.0
         self._to_sandbox = stdin if terminal < 0 else terminal
         self._sources = {stdout: stdout_to, stderr: 2} if terminal < 0 else {terminal: 1}
-        self._served = dict([also] if also is not None else [])
+        self._served: dict[int, Callable[[], None]] = {}
         self._sinks = {number: Sink(number) for number in sorted({*self._sources.values()})}
         self._pending = b""
         self._last = b"\n"
@@ -152,6 +151,11 @@ class Relay:
         """Watch one more descriptor while the loop runs."""
         self._served[descriptor] = ready
         self._poll.register(descriptor, select.POLLIN)
+
+    def leave(self, descriptor: int) -> None:
+        """Watch a served descriptor no more."""
+        if self._served.pop(descriptor, None) is not None:
+            _forget(self._poll, descriptor)
 
     def ask(self, text: str, answered: Callable[[str], None]) -> None:
         """Ask whoever sits at the terminal; the next key (or line) is the answer, and not for the command.
@@ -220,8 +224,6 @@ class Relay:
         poll = self._poll
         poll.register(wake, select.POLLIN)
         poll.register(self.ended, select.POLLIN)
-        for descriptor in self._served:
-            poll.register(descriptor, select.POLLIN)
         for source in self._sources:
             poll.register(source, select.POLLIN)
         os.set_blocking(self._to_sandbox, False)

@@ -10,7 +10,7 @@ from casemate.errors import BusyError, SandboxError
 from casemate.isolation.process.watch import Watch, watch_site
 from casemate.sandbox.failures import from_os_error
 from casemate.sandbox.locks import WorkspaceLock
-from casemate.sandbox.network import secrets_of, without_secrets
+from casemate.sandbox.network import needed_at_once, secrets_of, without_secrets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from casemate.isolation.process.launcher import Launcher, Running
     from casemate.isolation.process.site import Site
-    from casemate.sandbox.gate import CommandNetwork, GateWorker, Reviewer
+    from casemate.sandbox.gate import CommandNetwork, Gatekeeper
     from casemate.sandbox.job import Job
-    from casemate.sandbox.result import Applied, Result
+    from casemate.sandbox.result import Applied, NetworkUse, Result
     from casemate.sandbox.session import Session
 
 __all__ = ["InlineRun", "busy", "lock_workspace"]
@@ -67,8 +67,8 @@ class InlineRun:
     """One command, started by this process. ``Preconditions:`` single-threaded."""
 
     def __init__(
-        self, launcher: Launcher, job: Job, lock: WorkspaceLock | None, worker: GateWorker | None = None,
-        review: Reviewer | None = None, *, apply: bool = True,
+        self, launcher: Launcher, job: Job, lock: WorkspaceLock | None, gate: Gatekeeper | None = None,
+        *, apply: bool = True,
     ) -> None:  # fmt: skip
         assert job.plan is not None  # noqa: S101
         self._launcher = launcher
@@ -78,7 +78,7 @@ class InlineRun:
         self._running: Running | None = None
         self._watch: Watch | None = None
         self._keep, self._apply = False, apply
-        self._worker, self._review = worker, review
+        self._gate = gate
         self.network: CommandNetwork | None = None
         self._session: Session | None = None
         self.stdin = self.stdout = self.stderr = -1
@@ -97,20 +97,8 @@ class InlineRun:
             self._job = self._session.enter(self._job)
         job, launcher = self._job, self._launcher
         assert job.plan is not None  # noqa: S101
-        if self._worker is not None:
-            from casemate.sandbox.review import Saved
-
-            secrets = secrets_of(job.policy.network, job.request.environ)
-            saved = Saved(job.saved_hosts)
-            self.network = self._worker.open(
-                job.policy.network, secrets, self.socket_inside, self._review, saved
-            )
-            job.late.env = without_secrets(job.late.env, secrets)
-            self.network.prepare(job.late)
-            if job.policy.network.publish:
-                from casemate.sandbox.published import Published
-
-                Published(job.policy.network.publish).hand_over(self.network)
+        if self._gate is not None and needed_at_once(job.policy.network):
+            self._prepare_network()
         stdio = (-1, -1, -1)
         if not job.late.tty:
             pipes = [os.pipe(), os.pipe(), os.pipe()]
@@ -137,6 +125,42 @@ class InlineRun:
                 launcher.keep(site, job.note())
             except OSError as error:
                 raise from_os_error(error) from error
+
+    def _prepare_network(self) -> CommandNetwork:
+        """Open the command's share in a gate, before there is a sandbox if need be."""
+        from casemate.sandbox.published import Published
+        from casemate.sandbox.review import Saved
+
+        assert self._gate is not None  # noqa: S101
+        job, network = self._job, self._job.policy.network
+        secrets = secrets_of(network, job.request.environ)
+        saved = Saved(job.saved_hosts)
+        self.network = self._gate.worker().open(network, secrets, self.socket_inside, self._gate.ask, saved)
+        job.late.env = without_secrets(job.late.env, secrets)
+        self.network.prepare(job.late)
+        Published(network.publish).hand_over(self.network)
+        return self.network
+
+    @property
+    def listeners(self) -> list[int]:
+        """The sandbox's listeners that no gate serves yet; when one is readable ``wake`` is to be called."""
+        capture = self._site.capture if self._site is not None else None
+        return [capture.udp, *capture.tcp] if capture is not None and self.network is None else []
+
+    def wake(self) -> None:
+        """Start the gate, since the command has begun to use the network. Most commands never do."""
+        if self._site is not None and self._site.capture is not None and self.network is None:
+            self._prepare_network().begin(self._site.capture)
+
+    def _network_use(self) -> NetworkUse | None:
+        """What the command did on the network, once it has ended."""
+        if self.network is not None:
+            return self.network.finish()
+        if self._site is None or self._site.capture is None:
+            return None
+        from casemate.sandbox.result import NetworkUse
+
+        return NetworkUse(capture=self._site.capture.mechanism)
 
     def socket_inside(self, made: Callable[[int], None]) -> None:
         """Call ``made`` with a TCP socket inside the sandbox, or with -1."""
@@ -186,11 +210,11 @@ class InlineRun:
         assert site is not None  # noqa: S101
         try:
             from casemate.sandbox import settle
-            from casemate.sandbox.result import Applied, NetworkUse
+            from casemate.sandbox.result import Applied
 
             outcome = self._launcher.reap(running)
             self._running = None
-            use = self.network.finish() if self.network is not None else NetworkUse()
+            use = self._network_use()
             settle.check_failure(job, outcome)
             full = _is_full(site.scratch)
             if site.tops and any(_not_empty(top) for top in site.tops):

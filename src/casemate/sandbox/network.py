@@ -10,7 +10,15 @@ if TYPE_CHECKING:
 
     from casemate.policy.model import Network
 
-__all__ = ["RESOLV_CONF", "needs_authority", "ports_of", "secrets_of", "wants_gate", "without_secrets"]
+__all__ = [
+    "RESOLV_CONF",
+    "needed_at_once",
+    "needs_authority",
+    "ports_of",
+    "secrets_of",
+    "wants_gate",
+    "without_secrets",
+]
 
 #: What a sandbox with a gate has as /etc/resolv.conf: the gate answers, whatever address is asked.
 RESOLV_CONF = "nameserver 198.18.0.1\noptions edns0 timeout:3 attempts:2\n"
@@ -25,6 +33,11 @@ def wants_gate(network: Network) -> bool:
 def needs_authority(network: Network) -> bool:
     """Whether the gate has to look inside of TLS for this policy."""
     return network.mode in ("allowlist", "full") and bool(network.credentials or network.requests)
+
+
+def needed_at_once(network: Network) -> bool:
+    """Whether a command needs the gate before it starts, and not only once it uses the network."""
+    return needs_authority(network) or bool(network.publish or network.ssh_agent)
 
 
 def ports_of(network: Network) -> list[int]:
