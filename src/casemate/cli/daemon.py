@@ -333,6 +333,7 @@ class _Client:
             if job.plan is None:
                 self._tell(["not-mine"])
                 return
+            run.check_apply(options, job)
             lock = await self._lock(job, options)
             try:
                 end = await self._command(job, options, locked=lock is not None)
@@ -432,8 +433,9 @@ class _Client:
         if note := self._foreign_group():
             job.notes = (*job.notes, note)
         result = await settle_command(
-            keeper, job, number, end, limit=limit, stderr_tail=tail, apply=alive, share=begun.share
-        )
+            keeper, job, number, end, limit=limit, stderr_tail=tail, apply=alive, share=begun.share,
+            pending=options.values.get("apply", "all") != "all",
+        )  # fmt: skip
         return result if alive else None
 
     def _live(self, job: Job, begun: Begun) -> LiveSocket | None:

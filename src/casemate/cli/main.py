@@ -18,9 +18,10 @@ USAGE = """usage: casemate COMMAND [OPTION…]
   learn [OPTION…] -- CMD        run it with an open network in a view; print the policy it needed
   forward PORT[:INSIDE]         lead a port of this host into the command that runs here
   doctor [--json]               what this host can enforce, what is missing, how to get it
-  changes                       changes that were held back or kept of interrupted commands
-  apply ID [PATH…]              apply kept changes after you have looked at them
-  discard ID [PATH…]            throw kept changes away
+  changes                       changes that wait: for a review, held back, of interrupted commands
+  diff [ID] [PATH…]             what applying them would do
+  apply [ID] [PATH…]            apply them after you have looked at them, or a part
+  discard [ID] [PATH…]          throw them away
   session VERB                  what commands with --session NAME keep: list, snapshot, branch, rollback, …
   init                          write a starter casemate.toml
   trust [--revoke|--list]       let this project's casemate.toml grant what it asks for
@@ -49,7 +50,7 @@ def dispatch(argv: list[str]) -> int:
             from casemate.cli import doctor
 
             return doctor.main(argv[1:])
-        if name in ("changes", "apply", "discard"):
+        if name in ("changes", "diff", "apply", "discard"):
             from casemate.cli import kept
 
             return kept.main(argv)

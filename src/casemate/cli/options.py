@@ -11,7 +11,7 @@ VALUES = {
     "--network": "network", "--timeout": "timeout", "--memory": "memory", "--disk": "disk",
     "--file-size": "file_size", "--output": "output", "--pids": "pids", "--open-files": "open_files",
     "--cpu": "cpu", "--scope": "scope", "--tty": "tty", "--report": "report", "--session": "session",
-    "--reviewer": "reviewer",
+    "--reviewer": "reviewer", "--apply": "apply",
     "--parent-proxy": "parent_proxy",
 }  # fmt: skip
 LISTS = {

@@ -65,6 +65,11 @@ def summary(result: Result) -> list[str]:
     _listed(lines, "changed executables", list(applied.executables))
     if applied.kept or applied.failed:
         lines.append("casemate: kept: `casemate changes` shows them, `casemate apply` applies what you name")
+    if applied.pending:
+        lines.append(
+            f"casemate: {applied.pending_changes} change(s) wait: `casemate diff` shows them, "
+            "`casemate apply` applies them, `casemate discard` throws them away"
+        )
     for denial in result.denials:
         if denial.kind.startswith("held-"):
             continue

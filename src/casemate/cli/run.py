@@ -14,9 +14,10 @@ from casemate.cli.options import split
 from casemate.cli.relay import Relay, window_size
 from casemate.cli.report import ReportFile
 from casemate.cli.streams import hold_standard_descriptors, put
+from casemate.cli.usage import HELP
 from casemate.errors import CasemateError, PolicyError
 from casemate.policy.model import FlagLayer, RawCredential
-from casemate.sandbox.job import Request, kept_count, prepare
+from casemate.sandbox.job import Request, kept_count, pending_count, prepare
 from casemate.sandbox.network import wants_gate
 
 TYPE_CHECKING = False
@@ -32,6 +33,7 @@ __all__ = [
     "HELP",
     "Conclusion",
     "Options",
+    "check_apply",
     "conclude",
     "execute",
     "finish",
@@ -42,51 +44,6 @@ __all__ = [
     "request",
     "waiting_note",
 ]
-
-HELP = """usage: casemate run [OPTION…] [--] CMD [ARG…]
-
-Runs CMD in a copy-on-write view of the workspace; unprotected changes are applied when it ends.
-
-  -C, --workspace DIR     the workspace (default: the present directory)
-  --preset NAME           read-only | workspace-write (default) | full-access (no boundary at all)
-  --policy FILE           a policy file in the place of your own
-  --read PATH             one more readable path          (may be repeated, like the next six)
-  --write DIR             one more writable directory (a view too, applied at the end)
-  --deny PATH             hide a path
-  --protect NAME          one more protected name
-  --cache NAME            keep this package manager's cache for the workspace: pip, npm, cargo, …
-  --env NAME[=VALUE]      pass a variable, or set it
-  --degrade WORD          give up one protection by its word
-  --direct                change the workspace at once instead of a view (servers, watchers); nothing is kept back
-                          to be looked at, and what is protected is refused
-  --network MODE          none (default) | allowlist | full (every public address) | host (degraded)
-  --allow HOST[:PORT]     reach this host: github.com, '*.example.org:443', 10.0.0.0/8:5432  (these may be
-                          repeated; without --network they make none an allowlist)
-  --deny-host HOST        do not reach this one, whatever allows it
-  --ask                   ask about hosts that no rule names
-  -p, --publish [HOST:]PORT   a port inside that the host's loopback reaches
-  --socket PATH           a unix socket of the host
-  --ssh-agent HOST        log in to HOST with the keys of your ssh-agent
-  --credential NAME[:AS][+add]=HOST[,HOST…]   the gate holds $NAME and puts it into requests to HOST;
-                          AS: bearer (default) | basic[:USER] | header:NAME | query:KEY
-  --parent-proxy URL      everything through this proxy (needs --degrade parent-proxy)
-  --session NAME          keep HOME and the view for the next command of the session; nothing is applied at the
-                          end (`casemate session --help`)
-  --timeout TIME          30s, 5m, 1h
-  --memory SIZE  --disk SIZE  --file-size SIZE  --output SIZE      512M, 2G
-  --pids N  --open-files N  --cpu N
-  --scope auto|tree       tree: refuse to run where a limit cannot hold for the whole process tree
-  --tty auto|yes|no       a pty of its own for the command (auto: if stdin and stdout are terminals)
-  --no-wait               refuse instead of waiting when another command holds the workspace
-  --no-daemon             do not ask a resident daemon
-  --json                  print one JSON object on stdout when the command has ended
-                          (the command's stdout then goes to stderr)
-  --report FILE           write the same object to FILE
-  --quiet                 no summary after the command
-
-Exit code: the command's own, 128+n after signal n; 123 a limit ended it, 124 timeout, 125 the sandbox
-failed, 126 refused, 127 no such command, 2 usage.
-"""
 
 _SCALARS = (
     "network", "parent_proxy", "timeout", "memory", "disk", "file_size", "output", "pids", "open_files",
@@ -139,6 +96,8 @@ def parse(argv: list[str]) -> Options:
         raise PolicyError("no command was given", code="usage", hint="casemate run [OPTION…] -- CMD [ARG…]")
     if options.values.get("tty", "auto") not in ("auto", "yes", "no"):
         raise _usage("--tty takes auto, yes or no")
+    if options.values.get("apply", "all") not in ("ask", "all", "none"):
+        raise _usage("--apply takes ask, all or none")
     return options
 
 
@@ -205,6 +164,18 @@ def _check_session(name: str, options: Options) -> None:
             code="full-access-session",
             hint="leave one of both out",
         )
+
+
+def check_apply(options: Options, job: Job) -> None:
+    """Refuse to let changes wait that are made at once, or kept elsewhere. Raises PolicyError."""
+    direct = job.plan is None or job.policy.filesystem.workspace == "direct"
+    if options.values.get("apply", "all") == "all" or not (direct or job.request.session):
+        return
+    raise PolicyError(
+        "there is no view here whose changes could wait for --apply",
+        code="no-view",
+        hint="leave out --apply" if direct else "a session has its own: `casemate session --help`",
+    )
 
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,16 +254,21 @@ def execute(options: Options, cwd: str) -> Result:
     # What comes while the sandbox is being made is the command's: the relay lets it through.
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _ENDING)
     try:
-        return _run_behind_boundary(options, asked)
+        result, job = _run_behind_boundary(options, asked)
     finally:
         for number in _ENDING:  # one that came after the command's end has nobody to tell
             if _signal.getsignal(number) != _signal.SIG_IGN:
                 _signal.signal(number, _signal.SIG_IGN)
                 _signal.signal(number, _signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+    if result.applied.pending and options.values["apply"] == "ask":
+        from casemate.cli.approve import ask
+
+        result = ask(result, job, quiet="quiet" in options.switches)
+    return result
 
 
-def _run_behind_boundary(options: Options, asked: Request) -> Result:
+def _run_behind_boundary(options: Options, asked: Request) -> tuple[Result, Job]:
     from casemate.isolation.process.launcher import Launcher
     from casemate.sandbox import inline
     from casemate.settings import places
@@ -303,11 +279,12 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
     # and who owns a policy or a tool counts.
     hierarchies = cgroups.detect()
     job = prepare(asked, hierarchies, rootless=not is_root())
+    check_apply(options, job)
     gate = None
     if wants_gate(job.policy.network):
         from casemate.cli.gate import RunGate
 
-        gate = RunGate(options)  # its worker starts while the sandbox is made
+        gate = RunGate(options)
     launcher = Launcher(places(asked.environ).run, hierarchies=hierarchies)
     try:
         if "quiet" not in options.switches:
@@ -317,8 +294,8 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
         try:
             if lock is not None and "quiet" not in options.switches and (offer := interrupted(job)):
                 tell(offer)
-            worker, ask = (gate.worker, gate.ask) if gate else (None, None)
-            run = inline.InlineRun(launcher, job, lock, worker, ask)
+            apply = options.values.get("apply", "all") == "all"
+            run = inline.InlineRun(launcher, job, lock, gate, apply=apply)
         except BaseException:
             if lock is not None:
                 lock.close()
@@ -337,7 +314,7 @@ def _run_behind_boundary(options: Options, asked: Request) -> Result:
             beside.close()
             relay.close()
             outcome = run.finish(limit=relay.limit, stderr_tail=relay.stderr_tail)
-        return outcome
+        return outcome, job
     finally:
         launcher.close()
         if gate is not None:
@@ -396,11 +373,10 @@ def _relay(run: InlineRun, job: Job, options: Options, beside: _Beside) -> Relay
         timeout=job.policy.resources.timeout,
         tail=TAIL,
         stdout_to=2 if "json" in options.switches else 1,
-        also=None if gate is None else (gate.worker.fileno(), gate.worker.pump),
     )
     beside.relay = relay
     if gate is not None:
-        gate.relay = relay
+        gate.join(relay, run)
     return relay
 
 
@@ -452,6 +428,7 @@ def _run_bare(options: Options, asked: Request) -> Result:
             hint="leave the limits out, or use another preset",
         )
     job = prepare(asked, Hierarchies(0, {}, {}), rootless=True)
+    check_apply(options, job)
     for note in job.notes:
         tell(note)
     return bare.run(job, stdout_to=2 if "json" in options.switches else 1)
@@ -476,10 +453,14 @@ def interrupted(job: Job) -> str:
     if job.request.session:  # it is not the workspace's: somebody else's command may be under way
         return ""
     count = kept_count(job)
-    if not count:
+    waiting = pending_count(job) if count else 0
+    parts = [f"{number} {what}" for number, what in (
+        (count - waiting, "interrupted command(s)"), (waiting, "command(s) that wait for a review"),
+    ) if number]  # fmt: skip
+    if not parts:
         return ""
     return (
-        f"the changes of {count} interrupted command(s) in this workspace are kept: "
+        f"the changes of {' and '.join(parts)} in this workspace are kept: "
         "`casemate changes` shows them, `casemate apply` or `casemate discard` ends them"
     )
 

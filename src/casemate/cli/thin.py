@@ -47,6 +47,8 @@ def try_daemon(argv: list[str]) -> int | None:
         return None
     if "session" in options.values:  # its layers are looked up when its lock is held
         return None
+    if options.values.get("apply") == "ask":  # by the one who has the terminal
+        return None
     environ = dict(os.environ)
     path = socket_path(environ)
     if not path or options.values.get("preset") == "full-access":

@@ -14,7 +14,6 @@ from casemate.sandbox import gates, keeper_client, settle
 from casemate.sandbox.denials import TAIL
 from casemate.sandbox.network import secrets_of, wants_gate, without_secrets
 from casemate.sandbox.result import Applied, Result
-from casemate.sandbox.tops import leave_pending
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -340,6 +339,8 @@ async def _apply(keeper: KeeperClient, job: Job, ended: Ended, *, pending: bool)
     def apply() -> tuple[Applied, list[str]]:
         try:
             if pending:
+                from casemate.sandbox.tops import leave_pending
+
                 return leave_pending(job, tops, ended.directory, rootless=keeper.rootless), []
             return settle.apply_tops(
                 job, tops, rootless=keeper.rootless, hold_base=hold, directory=ended.directory

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from casemate.sys.cgroups import Hierarchies
     from casemate.workspace.survey import Firsts
 
-__all__ = ["Job", "Request", "direct_lock", "kept_count", "own_umask", "prepare"]
+__all__ = ["PENDING", "Job", "Request", "direct_lock", "kept_count", "own_umask", "pending_count", "prepare"]
 
+#: Beside a top: it waits because somebody wanted it to.
+PENDING = "pending"
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix")
 _HOSTS = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 _COVERS = {"/etc/hosts": _HOSTS, "/etc/hostname": "sandbox\n"}
@@ -302,6 +304,18 @@ def kept_count(job: Job) -> int:
         with suppress(OSError):
             os.rmdir(base)
     return count
+
+
+def pending_count(job: Job) -> int:
+    """Of those that ``kept_count`` counts, how many came to their end and wait because that was asked for."""
+    if job.plan is None:
+        return 0
+    base = job.plan.spec.keep_base
+    try:
+        names = os.listdir(base)
+    except FileNotFoundError:
+        return 0
+    return sum(os.path.exists(f"{base}/{name}/{PENDING}") for name in names)
 
 
 def _alive(name: str) -> bool:

@@ -17,6 +17,7 @@ from casemate.errors import WorkspaceError
 from casemate.isolation.process.spec import View
 from casemate.isolation.process.trees import remove_run, remove_tree
 from casemate.sandbox import settle
+from casemate.sandbox.job import PENDING
 from casemate.workspace import held
 from casemate.workspace.diff import TopReview
 from casemate.workspace.journal import Journal
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
     from casemate.sandbox.result import Applied
     from casemate.workspace.review import Review
 
-__all__ = ["PENDING", "Interrupted", "Reviews", "Tops", "Words", "leave_pending", "pending_count"]
-
-#: The file that says that a top waits because somebody wanted it to.
-PENDING = "pending"
+__all__ = ["Interrupted", "Reviews", "Tops", "Words", "leave_pending"]
 
 
 class Words(NamedTuple):
@@ -99,9 +97,9 @@ class Reviews:
         """Close it."""
         self.stack.close()
 
-    def empty(self) -> bool:
-        """Whether nothing waits."""
-        return not any(review.entries or review.skipped or review.truncated for _, review in self.views)
+    def count(self) -> int:
+        """How many changes wait; what could not be looked at counts, too."""
+        return sum(review.count() for _, review in self.views)
 
     def select(self, words: Words) -> None:
         """Leave out what is not meant. Raises WorkspaceError (``nothing-kept``): a word means nothing."""
@@ -242,10 +240,11 @@ class Tops:
             applied = self._take_named(note, hold, only, applied)
             self._drop_empty_hold(name)
             kept = [path for path in kept if os.path.isdir(path)]
-        if applied.complete and (only is None or self._is_done(name)):
+        left = 0 if applied.complete and only is None else self._left(name)
+        if applied.complete and not left:
             self.discard(name)
-        elif applied.complete:
-            applied = msgspec.structs.replace(applied, pending=name)
+        else:
+            applied = msgspec.structs.replace(applied, pending=name, pending_changes=left)
         return msgspec.structs.replace(applied, kept=kept[0]) if kept else applied
 
     def _take_named(self, note: _Note, hold: str, only: list[Selection], applied: Applied) -> Applied:
@@ -278,9 +277,10 @@ class Tops:
             conflicts=tuple(dict.fromkeys(path for path in applied.conflicts if path not in taken)),
         )
 
-    def _is_done(self, name: str) -> bool:
+    def _left(self, name: str) -> int:
+        """How many changes wait still."""
         with self.review(name) as reviews:
-            return reviews.empty()
+            return reviews.count()
 
     def discard(self, name: str, words: Words | None = None) -> int:
         """Throw its changes away, or a part of them; returns how many of the list that were.
@@ -305,7 +305,7 @@ class Tops:
                 names = {path for entry in review.entries for path in (entry.path, entry.whiteout) if path}
                 Journal(self._journal(name, number)).add(sorted(names))
                 count += len(review.entries)
-        if self._is_done(name):
+        if not self._left(name):
             self.discard(name)
         return count
 
@@ -399,7 +399,7 @@ def leave_pending(job: Job, tops: list[int], directory: str, *, rootless: bool) 
     for view, top in zip(views, tops, strict=True):
         options = settle.apply_options(job, view.source, None, rootless=rootless, resumed=False)
         with TopReview(top, view.source, options) as review:
-            count += len(review.entries) + len(review.skipped) + review.truncated
+            count += review.count()
     if not count:
         return Applied()
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -408,14 +408,3 @@ def leave_pending(job: Job, tops: list[int], directory: str, *, rootless: bool) 
     for name in ("tmp", "shm", "home", "vartmp"):
         remove_tree(f"{directory}/scratch/{name}")
     return Applied(pending=os.path.basename(directory), pending_changes=count)
-
-
-def pending_count(job: Job) -> int:
-    """How many commands' changes wait in this workspace because that was asked for."""
-    assert job.plan is not None  # noqa: S101
-    base = job.plan.spec.keep_base
-    try:
-        names = os.listdir(base)
-    except FileNotFoundError:
-        return 0
-    return sum(os.path.exists(f"{base}/{name}/{PENDING}") for name in names)
