@@ -107,6 +107,10 @@ class Review:
             os.close(self._root)
         self._root = -1
 
+    def count(self) -> int:
+        """How many changes there are; what could not be looked at counts, too."""
+        return len(self.entries) + len(self.skipped) + self.truncated
+
     def counts(self) -> dict[str, int]:
         """How many changes of each kind there are, and how many of them would be held back (``held``)."""
         found: dict[str, int] = {}
