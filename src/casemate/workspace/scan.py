@@ -364,3 +364,30 @@ def unlock(directory: int) -> int:
             with suppress(OSError):
                 os.setxattr(path, MODE, b"%o" % mode)
     return mode if noted is None else noted
+
+
+def lock_again(top: str) -> None:
+    """Undo what ``unlock`` did in a top that will be used again. Raises OSError."""
+    root = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    found: list[tuple[str, int]] = []
+    queue = [""]
+    try:
+        while queue:
+            path = queue.pop()
+            fd = open_beneath(root, path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                with suppress(OSError, ValueError):
+                    found.append((path, int(os.getxattr(fd, MODE), 8) & 0o7777))
+                with os.scandir(fd) as listing:
+                    queue += [join(path, item.name) for item in listing if item.is_dir(follow_symlinks=False)]
+            finally:
+                os.close(fd)
+        for path, mode in reversed(found):
+            fd = open_beneath(root, path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                os.removexattr(fd, MODE)
+                os.fchmod(fd, mode)
+            finally:
+                os.close(fd)
+    finally:
+        os.close(root)
