@@ -88,15 +88,17 @@ class Peer:
 
     async def fill(self, size: int = PIECE) -> int:
         """Read once. Raises OSError."""
-        data = await self.stream.read(size)
-        self.http.receive_data(data)
-        self.read += len(data)
-        return len(data)
+        got = await self.stream.pull(self._take, size)
+        self.read += got
+        return got
 
-    async def write(self, data: bytes) -> None:
+    def _take(self, data: memoryview) -> None:
+        self.http.receive_data(data)  # type: ignore[arg-type]  # which adds it to a bytearray of its own
+
+    async def write(self, *parts: bytes) -> None:
         """Write all of it. Raises OSError."""
-        await self.stream.write(data)
-        self.written += len(data)
+        await self.stream.write(*parts)
+        self.written += sum(map(len, parts))
 
     def next_cycle(self) -> bool:
         """Make it ready for another request, if it can be."""
@@ -202,7 +204,7 @@ class Exchange:
             if isinstance(event, h11.EndOfMessage):
                 break
         try:
-            await self._host.write(b"".join(parts))
+            await self._host.write(*parts)
         except OSError:
             return False
         if isinstance(event, h11.EndOfMessage):
@@ -282,7 +284,7 @@ class Exchange:
         while True:
             event = self._next_event()
             if isinstance(event, h11.Data):
-                await self._pass(bytes(event.data), decoder)
+                await self._pass(event.data, decoder)
                 events += 1
                 if events % _EVENTS == 0:
                     await self._write_out()
@@ -373,12 +375,11 @@ class Exchange:
         """Hand over what is pending. From then on the client has an answer, and no other can be given."""
         if not self._pending:
             return
-        data = b"".join(self._pending)
-        self._pending.clear()
+        parts, self._pending = self._pending, []
         self._waiting = 0
         self._begun = self.status != 0  # 100 and its like do not count
         try:
-            await self._client.write(data)
+            await self._client.write(*parts)
         except OSError:
             raise Gone from None
 

@@ -94,11 +94,11 @@ class Redactor:
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on after ``data`` came; the rest comes with a later call."""
-        text = self._held + data
+        text = self._held + data if self._held else data
         if not any(pattern in text for pattern in self._patterns):
             keep = self._beginning(text)
-            self._held = text[len(text) - keep :]
-            return text[: len(text) - keep] if keep else bytes(text)
+            self._held = bytes(text[len(text) - keep :])
+            return text[: len(text) - keep] if keep else text
         # What follows the last pattern may begin one; a pattern itself is never taken apart. A shorter
         # pattern at the very end may be the beginning of a longer one, so it waits, too.
         keep = self._beginning(text)
@@ -113,7 +113,7 @@ class Redactor:
             parts += (text[at : match.start()], self._instead(match))
             at = match.end()
         parts.append(text[at:cut])
-        self._held = text[cut:]
+        self._held = bytes(text[cut:])
         return b"".join(parts)
 
     def end(self) -> bytes:
