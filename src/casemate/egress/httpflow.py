@@ -113,16 +113,18 @@ async def serve_socket(sock: socket.socket, target: Target, *, limits: Limits = 
     await serve_stream(SocketStream(sock), target, limits=limits)
 
 
-async def serve_stream(stream: Stream, target: Target, *, limits: Limits = LIMITS) -> None:
-    """The same for any stream, which is closed in the end."""
-    await _Flow(stream, target, limits).run()
+async def serve_stream(stream: Stream, target: Target, *, limits: Limits = LIMITS, trust: str = "") -> None:
+    """The same for any stream, which is closed in the end. ``trust``: a file of authorities instead of the
+    host's.
+    """
+    await _Flow(stream, target, limits, trust).run()
 
 
 class _Flow:
     """One client's connection."""
 
-    def __init__(self, stream: Stream, target: Target, limits: Limits) -> None:
-        self._target, self._limits = target, limits
+    def __init__(self, stream: Stream, target: Target, limits: Limits, trust: str) -> None:
+        self._target, self._limits, self._trust = target, limits, trust
         self._client = Peer(stream, h11.SERVER, limits.head_bytes)
         self._host: Peer | None = None
         self._book: Book | None = None
@@ -190,8 +192,7 @@ class _Flow:
         return more
 
     async def _request(self) -> h11.Request | None:
-        """The next request's head, or None at the end. Raises h11.RemoteProtocolError, TimeoutError, OSError.
-        """
+        """The next request's head, or None at the end. Raises h11.RemoteProtocolError, TimeoutError, OSError."""
         http = self._client.http
         begun = bool(http.trailing_data[0])
         async with asyncio.timeout(self._limits.head if begun else self._limits.idle) as timer:
@@ -262,7 +263,7 @@ class _Flow:
             self._drop()
         if self._host is None:
             try:
-                stream = await upstream.connect(self._target)
+                stream = await upstream.connect(self._target, self._trust)
             except TimeoutError:
                 raise Failed(504, "no-connection", "it did not take the connection in time") from None
             except OSError as error:

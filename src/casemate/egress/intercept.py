@@ -33,11 +33,13 @@ async def intercept(
     authority: Authority,
     *,
     limits: Limits = LIMITS,
+    trust: str = "",
 ) -> None:
     """Serve a connection whose ClientHello has not been read yet, to its end; closes ``sock``.
 
-    ``hello_name`` is the name in it, if any. Raises Refused, with nothing read, where it is not the target's
-    or ``authority`` was not made for the target.
+    ``hello_name`` is the name in it, if any; ``trust`` a file of authorities for the host's own certificate,
+    for those that this machine trusts. Raises Refused, with nothing read, where it is not the target's or
+    ``authority`` was not made for the target.
     """
     if hello_name not in (None, "", target.name):
         raise Refused("sni-differs", f"a connection to {target.name} asks for {hello_name} inside of TLS")
@@ -54,7 +56,7 @@ async def intercept(
     except BaseException:
         stream.abort()
         raise
-    await serve_stream(stream, target, limits=limits)
+    await serve_stream(stream, target, limits=limits, trust=trust)
 
 
 def _tell(error: OSError | TimeoutError, target: Target) -> None:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PIECE", "PairStream", "SocketStream", "Stream", "TlsStream", "linger"]
 
 #: Bytes of one read at most. From 128 KiB on malloc takes each copy of a piece from mmap, and its pages from
-# faults:
-#: at 256 KiB a flow costs three times as much.
+#: faults: at 256 KiB a flow costs three times as much.
 PIECE = 120 << 10
 # Reads in a row that found something before others get their turn.
 _TURN = 8

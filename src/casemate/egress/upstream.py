@@ -46,23 +46,30 @@ class Dialler(Protocol):
 
 
 def system_bundle() -> str:
-    """The file with the authorities that this host trusts; ``""`` where there is none in a known place."""
-    default = ssl.get_default_verify_paths().cafile
-    return next((path for path in (*_BUNDLES, default or "") if path and os.path.isfile(path)), "")
+    """The file with the authorities that this host trusts; ``""`` where there is none in a known place.
+
+    ``SSL_CERT_FILE`` in this process's own environment, which is the operator's, comes before any other.
+    """
+    paths = (os.environ.get("SSL_CERT_FILE"), *_BUNDLES, ssl.get_default_verify_paths().cafile)
+    return next((path for path in paths if path and os.path.isfile(path)), "")
 
 
-async def connect(target: Dialler) -> Stream:
+async def connect(target: Dialler, trust: str = "") -> Stream:
     """A stream to the target. Raises Refused, OSError, TimeoutError.
 
-    With TLS its certificate has been verified for the decided name, against ``target.ca_file`` where the
-    operator names one and else against what the host trusts.
+    With TLS its certificate has been verified for the decided name, against the file ``trust``, or against
+    what the host trusts.
     """
     sock = await target.dial()
     if not target.tls:
         return SocketStream(sock)
-    ca_file: str = getattr(target, "ca_file", "")
     try:
-        stream = TlsStream(sock, _context(ca_file), server=False, name=target.name)
+        stream = TlsStream(
+            sock,
+            _trusting(trust or system_bundle()),
+            server=False,
+            name=target.name,
+        )
         async with asyncio.timeout(_HANDSHAKE_SECONDS):
             await stream.handshake()
     except ssl.SSLCertVerificationError as error:
@@ -79,8 +86,15 @@ async def connect(target: Dialler) -> Stream:
     return stream
 
 
+def _trusting(bundle: str) -> ssl.SSLContext:
+    """A context for this bundle as it is now: workers live long, and authorities come and go."""
+    changed = os.stat(bundle).st_mtime_ns if bundle else 0
+    return _context(bundle, os.environ.get("SSL_CERT_DIR", ""), changed)
+
+
 @lru_cache(maxsize=16)
-def _context(ca_file: str) -> ssl.SSLContext:
+def _context(bundle: str, directory: str, changed: int) -> ssl.SSLContext:
+    del changed  # a part of the key only
     # Not ssl.create_default_context: that one writes session keys to a file that an environment variable
     # names.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -88,9 +102,8 @@ def _context(ca_file: str) -> ssl.SSLContext:
     # Python tells OpenSSL to take a cut connection for an ended one.
     context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
     context.set_alpn_protocols(["http/1.1"])
-    bundle = ca_file or system_bundle()
-    if bundle:
-        context.load_verify_locations(cafile=bundle)
+    if bundle or directory:
+        context.load_verify_locations(cafile=bundle or None, capath=directory or None)
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     return context

@@ -64,7 +64,6 @@ class Target:
     def __init__(self, gate: Gate, name: str, port: int, *, tls: bool) -> None:
         self.once = gate.target_once
         self.gate, self.name, self.port, self.tls = gate, name, port, tls
-        self.ca_file = gate.ca_file
         self.sent = self.received = 0
 
     @property
@@ -174,7 +173,7 @@ class Gate:
         self.targets.append(target)
         try:
             if self.tls:
-                await intercept(sock, None, target, self.authority, limits=self.limits)
+                await intercept(sock, None, target, self.authority, limits=self.limits, trust=self.ca_file)
             elif self.streams:
                 reader, writer = await asyncio.open_connection(sock=sock)
                 await serve_http(reader, writer, target, limits=self.limits)

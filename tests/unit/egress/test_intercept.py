@@ -19,7 +19,7 @@ import pytest
 
 from casemate.egress.certificates import Authority
 from casemate.egress.exchange import Limits
-from casemate.egress.upstream import _context, system_bundle  # pyright: ignore[reportPrivateUsage]
+from casemate.egress.upstream import _trusting, system_bundle  # pyright: ignore[reportPrivateUsage]
 from tests.unit.egress.flowlab import (
     NAME,
     OTHER,
@@ -273,13 +273,23 @@ def test_a_host_without_tls(certificates: Certificates) -> None:
     assert SECRET.encode() not in b"".join(seen)
 
 
-def test_the_systems_authorities_are_the_default() -> None:
-    """Without a setting the host's own bundle counts, and the test's authority does not."""
+def test_the_systems_authorities_are_the_default(
+    host: tuple[str, int], certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a setting the host's own bundle counts; the operator's SSL_CERT_FILE comes before it."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     assert os.path.isfile(system_bundle())
-    context = _context("")
+    context = _trusting(system_bundle())
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert len(context.get_ca_certs()) > 10
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+    assert system_bundle() == str(certificates.ca)
+    with looking(host, certificates, credential(), ca_file="") as made:
+        assert ask(made)[0].status == 200
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent")
+    with looking(host, certificates, credential(), ca_file="") as made:
+        assert ask(made)[0].status == 502
 
 
 # ---------------------------------------------------------------- ends
