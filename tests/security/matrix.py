@@ -35,6 +35,7 @@ ENGINES: dict[str, Engine] = {
     "bwrap-carve-out": BwrapCarveOut(),
     "casemate": Casemate(),
     "defaults": Casemate(),
+    "direct": Casemate(),
     "degrade-memfd": Casemate(),
     "daemon": daemon.ENGINE,
 }
@@ -88,6 +89,8 @@ def secret_fd(scene: Scene, wanted: bool) -> Iterator[tuple[int, ...]]:
 def _flags(row: Row, engine_name: str, scene: Scene) -> tuple[str, ...]:
     if engine_name in ("casemate", "daemon"):
         return row.flags
+    if engine_name == "direct":
+        return (*row.flags, "--direct")
     if engine_name == "degrade-memfd":
         policy = scene.ws.parent / "policy.toml"
         policy.write_text(DEGRADE_MEMFD)

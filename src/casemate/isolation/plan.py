@@ -104,7 +104,7 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
         )
     if facts.caches and "disk" in scopes:
         scopes["disk"] += ", without caches"
-    direct = _direct(policy, facts, scopes)
+    direct = _direct(policy, facts, scopes, watch, rlimits)
     views = _views(policy, workspace, facts)
     root, hide = _root(policy, facts, views)
     words, degraded = _degraded(policy)
@@ -135,8 +135,10 @@ def plan(policy: Policy, workspace: str, facts: Facts, keep_base: str) -> Plan:
     return Plan(spec=spec, scopes=scopes, watch=watch, degraded=tuple(degraded), digest=digest(spec))
 
 
-def _direct(policy: Policy, facts: Facts, scopes: dict[str, str]) -> Direct | None:
-    """How the workspace is changed directly, if it is."""
+def _direct(
+    policy: Policy, facts: Facts, scopes: dict[str, str], watch: dict[str, int], rlimits: dict[str, int]
+) -> Direct | None:
+    """How the workspace is changed directly, if it is. It lies on the host's disk: its growth is watched."""
     if policy.filesystem.workspace != "direct":
         return None
     if "nested-userns" in policy.isolation.degrade:
@@ -155,8 +157,12 @@ def _direct(policy: Policy, facts: Facts, scopes: dict[str, str]) -> Direct | No
             needed="seccomp notification that waits for the answer (Linux 5.19)",
             found="none",
         )
-    if "disk" in scopes:
-        scopes["disk"] += ", without the workspace"
+    limit = policy.resources.disk
+    if limit is not None:
+        if "disk" not in watch:
+            scopes["disk"] += ", the workspace watched"
+        watch["disk"] = limit
+        rlimits["FSIZE"] = min(limit, rlimits.get("FSIZE", limit))
     return facts.direct
 
 

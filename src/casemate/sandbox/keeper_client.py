@@ -56,6 +56,8 @@ class Ended:
         for row in refused if is_list(refused) else ():
             if is_list(row) and len(row) == 2:
                 outcome.refused.append((str(row[0]), str(row[1])))
+        executables = message.get("executables")
+        outcome.executables = [str(path) for path in executables] if is_list(executables) else []
         free, size = message.get("free"), message.get("size")
         small = isinstance(free, int) and isinstance(size, int) and free * 50 < size and free < (1 << 20)
         self.disk_full = small

@@ -257,7 +257,7 @@ def result(
         limits_touched=touched,
         stdout=stdout,
         stderr=stderr,
-        applied=applied,
+        applied=_with_executables(job, outcome, applied),
         denials=denials.find(job, applied, stderr_tail, network, outcome.refused)
         if code != 0 or applied.held or network or outcome.refused
         else (),
@@ -270,6 +270,12 @@ def result(
         peak_memory=outcome.events.get("peak", outcome.rusage[2]),
         cpu=round(outcome.rusage[0] + outcome.rusage[1], 6),
     )
+
+
+def _with_executables(job: Job, outcome: Outcome, applied: Applied) -> Applied:
+    """Executable files that came about directly: those that are still there."""
+    found = [path for path in outcome.executables if os.path.lexists(os.path.join(job.workspace, path))]
+    return msgspec.structs.replace(applied, executables=(*applied.executables, *found)) if found else applied
 
 
 def _network_notes(network: NetworkUse | None) -> list[str]:

@@ -28,6 +28,7 @@ __all__ = [
     "open_beneath",
     "open_in_root",
     "rename",
+    "stat_block",
     "xattrs",
 ]
 
@@ -81,6 +82,7 @@ _open_by_handle_at = ctypes.CFUNCTYPE(
     ctypes.c_long, ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, use_errno=True
 )(("syscall", _libc))
 
+_unpack_mount = struct.Struct("=I140xQ").unpack_from  # stx_mask, stx_mnt_id
 _pack_how = struct.Struct("=QQQ").pack  # struct open_how: flags, mode, resolve
 # The flags in use are few, and packing them costs a third of the call.
 _hows: dict[tuple[int, int, int], bytes] = {}
@@ -143,8 +145,18 @@ def birth_ns(descriptor: int, name: str | bytes = b"") -> int | None:
     return born
 
 
-def mount_id(descriptor: int) -> int | None:
+def stat_block() -> ctypes.Array[ctypes.c_char]:
+    """Room for what the kernel says of a file, for who asks often."""
+    return ctypes.create_string_buffer(256)
+
+
+def mount_id(descriptor: int, room: ctypes.Array[ctypes.c_char] | None = None) -> int | None:
     """Which mount the descriptor was opened through (Linux 5.8); None if the kernel does not say."""
+    if room is not None:
+        if _statx(_STATX, descriptor, b"", _AT_EMPTY_PATH, _STATX_MNT_ID, room) < 0:
+            raise _fail(b"")
+        mask, identity = _unpack_mount(room)
+        return identity if mask & _STATX_MNT_ID else None
     block = _stat_block(descriptor, b"", _STATX_MNT_ID)
     if block is None:
         return None

@@ -44,7 +44,8 @@ _CALL = struct.Struct("=QI4xi12x6Q")
 _CALL_SIZE = 80
 _RESPONSE = struct.Struct("=QqiI")  # id, value, error, flags
 _DESCRIPTOR = struct.Struct("=QIIII")  # id, flags, ours, theirs (chosen by the kernel), O_CLOEXEC
-_VECTOR = struct.Struct("=QQ")  # struct iovec
+_PAIR = struct.Struct("=QQ")
+_LOCAL, _REMOTE = struct.Struct("=QQ"), struct.Struct("=QQQQ")  # one struct iovec, and two
 _ZEROS = bytes(_CALL_SIZE)
 
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -59,9 +60,11 @@ _readv.argtypes = [
 ]  # fmt: skip
 
 _page = os.sysconf("SC_PAGE_SIZE")
-_memory = ctypes.create_string_buffer(PATH_MAX)
-_local = ctypes.create_string_buffer(_VECTOR.size)
-_remote = ctypes.create_string_buffer(_VECTOR.size)
+_USUAL = 512  # what nearly every path fits in
+_memory = ctypes.create_string_buffer(PATH_MAX + 1)  # the last byte stays zero
+_buffer = ctypes.addressof(_memory)
+_local = ctypes.create_string_buffer(_LOCAL.size)
+_remote = ctypes.create_string_buffer(_REMOTE.size)
 
 
 def available() -> bool:
@@ -108,7 +111,7 @@ class Listener:
 
     def is_waiting(self, call: int) -> bool:
         """Whether the caller still waits: if so, what was opened below its /proc directory is its own."""
-        _VECTOR.pack_into(self._given, 0, call, 0)
+        _PAIR.pack_into(self._given, 0, call, 0)
         result: int = _ioctl(self.descriptor, _ID_VALID, self._given)
         return result == 0
 
@@ -151,27 +154,33 @@ def read_memory(thread: int, address: int, size: int) -> bytes:
 
     Raises OSError: EFAULT if nothing can be read, EPERM if we may not, ESRCH if the thread is gone.
     """
-    _VECTOR.pack_into(_local, 0, ctypes.addressof(_memory), size)
-    _VECTOR.pack_into(_remote, 0, address & 0xFFFF_FFFF_FFFF_FFFF, size)
-    got: int = _readv(_PROCESS_VM_READV, thread, _local, 1, _remote, 1, 0)
-    if got < 0:
-        raise fail("process_vm_readv")
+    got = _read(thread, address, size)
     data: bytes = _memory.raw[:got]
     return data
 
 
 def read_text(thread: int, address: int) -> bytes:
     """The text that ends with the first zero byte. Raises as ``read_memory``, and ENAMETOOLONG."""
-    text = b""
-    while len(text) < PATH_MAX:
-        # Not across a page's end: the text may end there, and the next page not exist.
-        room = min(_page - address % _page, PATH_MAX - len(text))
-        piece = read_memory(thread, address, min(room, 512))
-        if not piece:
-            break
-        at = piece.find(0)
-        if at >= 0:
-            return text + piece[:at] if text else piece[:at]
-        text += piece
-        address += len(piece)
+    for size in (_USUAL, PATH_MAX):
+        got = _read(thread, address, size)
+        text: bytes = _memory.value  # up to the first zero, which may be one of an earlier, longer reading
+        if len(text) < got:
+            return text
+        if got < size:  # up to a page that is not there
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT), "path")
     raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "path")
+
+
+def _read(thread: int, address: int, size: int) -> int:
+    """Read into the buffer; returns how many bytes.
+
+    In two pieces, the first of which ends with its page: the next one need not exist.
+    """
+    address &= 0xFFFF_FFFF_FFFF_FFFF
+    room = min(_page - address % _page, size)
+    _LOCAL.pack_into(_local, 0, _buffer, size)
+    _REMOTE.pack_into(_remote, 0, address, room, address + room & 0xFFFF_FFFF_FFFF_FFFF, size - room)
+    got: int = _readv(_PROCESS_VM_READV, thread, _local, 1, _remote, 2, 0)
+    if got < 0:
+        raise fail("process_vm_readv")
+    return got

@@ -20,6 +20,7 @@ import errno
 import os
 import select
 import struct
+import time
 from contextlib import suppress
 
 from casemate.isolation.process.deeds import SPECIAL_BITS, Deeds, Elsewhere, Refused
@@ -42,9 +43,9 @@ _AT_SYMLINK_NOFOLLOW, _AT_REMOVEDIR, _AT_SYMLINK_FOLLOW, _AT_EMPTY_PATH = 0x100,
 _UNNAMED = 0o20000000  # what O_TMPFILE is beside O_DIRECTORY
 _EXCLUSIVE = os.O_CREAT | os.O_EXCL
 _TIMES_SIZE = 32
-_MOST_MASKS = 4096
-_REPORTED = 200
-_PATH_SHOWN = 1000
+_MOST_MASKS, _MASK_KNOWN = 4096, 1.0
+_REPORTED, _MOST_EXECUTABLES = 200, 1000
+_PATH_SHOWN = 4096
 
 
 class Broker:
@@ -62,11 +63,12 @@ class Broker:
         lock: AbstractContextManager[None],
     ) -> None:
         self._listener, self._reach = listener, reach
-        self._deeds = Deeds(reach.tree, judge)
+        self._deeds = Deeds(reach.tree, judge, self._executable)
         self._record, self._lock = record, lock
-        self._masks: dict[int, int] = {}
+        self._masks: dict[int, tuple[int, float]] = {}
         self._mask = -1
         self._told: set[tuple[str, str]] = set()
+        self._executables: set[str] = set()
         numbers = TABLES[native()]
         acts: dict[str, Callable[..., int]] = {name: getattr(self, f"_{act}") for name, act in CALLS.items()}
         self._acts = {numbers[name]: act for name, act in acts.items() if name in numbers}
@@ -76,16 +78,14 @@ class Broker:
         poll = select.poll()
         poll.register(self._listener.descriptor, select.POLLIN)
         while True:
-            for _, events in poll.poll():
-                if events & select.POLLIN:
-                    self._one()
-                elif events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
-                    return
+            # Waits for a call. None: its caller is gone already, or everybody is.
+            call = self._listener.receive()
+            if call is not None:
+                self._one(call)
+            elif any(events & ~select.POLLIN for _, events in poll.poll(0)):
+                return
 
-    def _one(self) -> None:
-        call = self._listener.receive()
-        if call is None:
-            return
+    def _one(self, call: tuple[int, ...]) -> None:
         number, thread, kind, *arguments = call
         try:
             value = self._acts[kind](number, thread, *arguments)
@@ -107,8 +107,16 @@ class Broker:
         if key in self._told or len(self._told) > _REPORTED:
             return
         self._told.add(key)
-        words = (refused.reason, refused.path[:_PATH_SHOWN])
-        line = "\0".join(word.replace("\n", "\\n").replace("\0", "") for word in words)
+        self._note("refused", refused.reason, refused.path)
+
+    def _executable(self, path: str) -> None:
+        if path not in self._executables and len(self._executables) < _MOST_EXECUTABLES:
+            self._executables.add(path)
+            self._note("executable", path)
+
+    def _note(self, *words: str) -> None:
+        """A line of the record. A newline in a name would begin another: such a name is shown changed."""
+        line = "\0".join(word[:_PATH_SHOWN].replace("\n", "\\n") for word in words)
         with suppress(OSError):
             os.write(self._record, line.encode("utf-8", "surrogateescape") + b"\n")
 
@@ -157,21 +165,34 @@ class Broker:
         """Do it if the caller still waits: only then were its memory and its directories its own."""
         try:
             with self._lock:
-                if not self._listener.is_waiting(number):
-                    raise Elsewhere
-                act()
+                self._do(number, act)
             return 0
         finally:
             for place in places:
                 place.close()
 
+    def _do(self, number: int, act: Callable[[], object]) -> None:
+        if not self._listener.is_waiting(number):
+            raise Elsewhere
+        act()
+
+    def _change(self, number: int, act: Callable[[], object], place: Place) -> int:
+        """The same for what makes, moves or removes no name: no other broker's acts can get in its way."""
+        try:
+            self._do(number, act)
+            return 0
+        finally:
+            place.close()
+
     def _use_mask(self, thread: int) -> None:
-        """Take over the caller's file mode mask; the kernel applies it, or a default ACL, as for the caller."""
-        mask = self._masks.get(thread)
-        if mask is None:
+        """Take over the caller's file mode mask; the kernel applies it, or a default ACL in its place."""
+        now = time.monotonic()
+        mask, until = self._masks.get(thread, (0, 0.0))
+        if now > until:  # a thread's number may be another one's by then
             if len(self._masks) > _MOST_MASKS:
                 self._masks.clear()
-            mask = self._masks[thread] = self._mask_of(thread)
+            mask = self._mask_of(thread)
+            self._masks[thread] = mask, now + _MASK_KNOWN
         if mask != self._mask:
             os.umask(mask)
             self._mask = mask
@@ -216,7 +237,7 @@ class Broker:
             opened = self._deeds.open_unnamed if unnamed else self._deeds.open
             handles.append(opened(place, flags, mode))
 
-        self._carry_out(number, act, place)
+        (self._carry_out if flags & os.O_CREAT else self._change)(number, act, place)
         try:
             return self._listener.give(number, handles[0], close_on_exec=bool(flags & os.O_CLOEXEC))
         finally:
@@ -347,7 +368,7 @@ class Broker:
         if length >> 63:
             raise Elsewhere
         place = self._inside(thread, AT_FDCWD, path, follow=True)
-        return self._carry_out(number, lambda: self._deeds.truncate(place, length), place)
+        return self._change(number, lambda: self._deeds.truncate(place, length), place)
 
     def _chmod(self, number: int, thread: int, path: int, mode: int, *_: int) -> int:
         return self._fchmodat2(number, thread, AT_FDCWD, path, mode, 0)
@@ -364,7 +385,7 @@ class Broker:
         follow = not flags & _AT_SYMLINK_NOFOLLOW
         place = self._place(thread, at, text, follow=follow)
         if place is not None:
-            return self._carry_out(number, lambda: self._deeds.change_mode(place, mode), place)
+            return self._change(number, lambda: self._deeds.change_mode(place, mode), place)
         if not mode & SPECIAL_BITS:
             raise Elsewhere
         handle = self._reach.anywhere(thread, at & _INT, text, follow=follow)
@@ -380,9 +401,24 @@ class Broker:
 
     def _fchmod(self, number: int, thread: int, descriptor: int, mode: int, *_: int) -> int:
         if not mode & SPECIAL_BITS:
+            if mode & 0o111:
+                self._notice_open(thread, descriptor)
             place = self._open_inside(thread, descriptor)
-            return self._carry_out(number, lambda: self._deeds.change_mode(place, mode), place)
+            return self._change(number, lambda: self._deeds.change_mode(place, mode), place)
         return self._special_mode(number, self._reach.handle(thread, descriptor & _INT), mode)
+
+    def _notice_open(self, thread: int, descriptor: int) -> None:
+        """Note a file that its caller, who was given it for writing, is about to make executable."""
+        with suppress(OSError):
+            handle = self._reach.handle(thread, descriptor & _INT)
+            try:
+                if self._reach.mount_of(handle) == self._reach.writable_mount:
+                    place = self._reach.place_of(handle)
+                    if place is not None:
+                        place.close()
+                        self._executable(place.path)
+            finally:
+                os.close(handle)
 
     def _special_mode(self, number: int, handle: int, mode: int) -> int:
         """A mode with set-id bits is never let through: the caller may have a file of the host open by then.
@@ -394,7 +430,7 @@ class Broker:
                 place = self._reach.place_of(handle)
                 if place is None:
                     raise PermissionError(errno.EPERM, "a special mode")
-                return self._carry_out(number, lambda: self._deeds.change_mode(place, mode), place)
+                return self._change(number, lambda: self._deeds.change_mode(place, mode), place)
             return self._carry_out(number, lambda: chmod_fd(handle, mode & 0o7777))
         finally:
             os.close(handle)
@@ -407,7 +443,7 @@ class Broker:
 
     def _fchown(self, number: int, thread: int, descriptor: int, uid: int, gid: int, *_: int) -> int:
         place = self._open_inside(thread, descriptor)
-        return self._carry_out(number, lambda: self._deeds.change_owner(place, uid & _INT, gid & _INT), place)
+        return self._change(number, lambda: self._deeds.change_owner(place, uid & _INT, gid & _INT), place)
 
     def _fchownat(
         self, number: int, thread: int, at: int, path: int, uid: int, gid: int, flags: int, *_: int
@@ -418,7 +454,7 @@ class Broker:
         place = self._place(thread, at, text, follow=not flags & _AT_SYMLINK_NOFOLLOW)
         if place is None:
             raise Elsewhere
-        return self._carry_out(number, lambda: self._deeds.change_owner(place, uid & _INT, gid & _INT), place)
+        return self._change(number, lambda: self._deeds.change_owner(place, uid & _INT, gid & _INT), place)
 
     def _utimensat(
         self, number: int, thread: int, at: int, path: int, times: int, flags: int, *_: int
@@ -433,7 +469,7 @@ class Broker:
             place = self._place(thread, at, text, follow=not flags & _AT_SYMLINK_NOFOLLOW)
         if place is None:
             raise Elsewhere
-        return self._carry_out(number, lambda: self._deeds.change_times(place, wanted), place)
+        return self._change(number, lambda: self._deeds.change_times(place, wanted), place)
 
     def _utimes(self, number: int, thread: int, path: int, times: int, *_: int) -> int:
         return self._futimesat(number, thread, AT_FDCWD, path, times)
@@ -446,7 +482,7 @@ class Broker:
                 raise OSError(errno.EINVAL, "times")
             wanted = struct.pack("=qqqq", first, first_us * 1000, second, second_us * 1000)
         place = self._inside(thread, at, path, follow=True)
-        return self._carry_out(number, lambda: self._deeds.change_times(place, wanted), place)
+        return self._change(number, lambda: self._deeds.change_times(place, wanted), place)
 
     def _utime(self, number: int, thread: int, path: int, times: int, *_: int) -> int:
         wanted = None
@@ -454,7 +490,7 @@ class Broker:
             first, second = struct.unpack("=qq", self._memory(thread, times, 16))
             wanted = struct.pack("=qqqq", first, 0, second, 0)
         place = self._inside(thread, AT_FDCWD, path, follow=True)
-        return self._carry_out(number, lambda: self._deeds.change_times(place, wanted), place)
+        return self._change(number, lambda: self._deeds.change_times(place, wanted), place)
 
     def _memory(self, thread: int, address: int, size: int) -> bytes:
         try:
@@ -475,7 +511,7 @@ class Broker:
         self, number: int, thread: int, at: int, path: int, mode: int, flags: int, *_: int
     ) -> int:
         place = self._inside(thread, at, path, follow=not flags & _AT_SYMLINK_NOFOLLOW)
-        return self._carry_out(number, lambda: self._deeds.access(place, mode & 7), place)
+        return self._change(number, lambda: self._deeds.access(place, mode & 7), place)
 
     def _umask(self, *_: int) -> int:
         self._masks.clear()

@@ -17,6 +17,7 @@ from casemate.sys.native import machine, syscall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     from casemate.isolation.process.reach import Place
@@ -123,13 +124,16 @@ class _Twins:
 
 
 class Deeds:
-    """Acts below one workspace. ``Preconditions:`` the process has the sandbox's ids; its own mask is 0 or
-    that of the caller of the act under way.
+    """Acts below one workspace; ``executable`` is told of files that can be executed.
+
+    ``Preconditions:`` the process has the sandbox's ids, and the file mode mask of the caller of the act
+    under way.
     """
 
-    def __init__(self, tree: int, judge: Judge) -> None:
+    def __init__(self, tree: int, judge: Judge, executable: Callable[[str], None]) -> None:
         self._judge = judge
         self._twins = _Twins(tree)
+        self._executable = executable
 
     # -- files ---------------------------------------------------------------------------------------
 
@@ -162,7 +166,13 @@ class Deeds:
         if not stat.S_ISREG(opened.st_mode) or not self._twins.alone(opened):
             os.close(handle)
             raise Refused(HARD_LINK, place.path)
+        self._notice(place.path, opened.st_mode)
         return handle
+
+    def _notice(self, path: str, mode: int) -> None:
+        """A file can be executed that was made, changed or moved."""
+        if mode & 0o111:
+            self._executable(path)
 
     def open_unnamed(self, place: Place, flags: int, mode: int) -> int:
         """O_TMPFILE: a file without a name, in a directory; a name is given to it by ``link_open``."""
@@ -280,8 +290,10 @@ class Deeds:
         os.link(
             old.name, new.name, src_dir_fd=old.parent, dst_dir_fd=new.parent, follow_symlinks=False
         )
-        if alone and stat.S_ISREG(facts.st_mode):
-            self._twins.linked(old.path, new.path, facts)
+        if stat.S_ISREG(facts.st_mode):
+            self._notice(new.path, facts.st_mode)
+            if alone:
+                self._twins.linked(old.path, new.path, facts)
 
     def link_open(self, handle: int, new: Place) -> None:
         """A first name for a file that was opened without one; ``handle`` is from the caller's own table."""
@@ -292,6 +304,7 @@ class Deeds:
             raise FileExistsError(errno.EEXIST, "exists", new.path)
         self._check(self._judge.write(new.path, new=True), new)
         os.link(descriptor_path(handle), new.name, dst_dir_fd=new.parent, follow_symlinks=True)
+        self._notice(new.path, facts.st_mode)
 
     def rename(self, old: Place, new: Place, flags: int) -> None:
         """renameat2: with RENAME_NOREPLACE and RENAME_EXCHANGE, not with RENAME_WHITEOUT."""
@@ -321,7 +334,11 @@ class Deeds:
         elif there is not None:
             self._check(self._judge.remove(new.path, directory=stat.S_ISDIR(there.st_mode)), new)
         rename(old.parent, old.name, new.parent, new.name, flags)
+        if stat.S_ISREG(facts.st_mode):
+            self._notice(new.path, facts.st_mode)
         if flags & _EXCHANGE:
+            if there is not None and stat.S_ISREG(there.st_mode):
+                self._notice(old.path, there.st_mode)
             self._twins.forget()
         else:
             if there is not None:
@@ -379,6 +396,8 @@ class Deeds:
         facts = self._check_attributes(place)
         if stat.S_ISLNK(facts.st_mode):
             raise OSError(errno.EOPNOTSUPP, "a link", place.path)
+        if stat.S_ISREG(facts.st_mode):
+            self._notice(place.path, mode)
         handle = os.open(place.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.parent)
         try:
             chmod_fd(handle, mode & 0o777 | facts.st_mode & mode & SPECIAL_BITS)

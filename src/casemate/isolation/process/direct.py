@@ -27,9 +27,10 @@ from casemate.sys.native import machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from casemate.isolation.process.deeds import Judge
+    from casemate.isolation.process.outcome import Outcome
     from casemate.isolation.process.spec import Direct, Spec
     from casemate.sys.bpf import Prepared as PreparedFilter
 
@@ -40,7 +41,7 @@ _MOST_SPECIAL = 100
 _LONGEST_SCAN = 20.0  # seconds
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LISTENER, _READY = b"listener", b"ready"
-_RECORD_LIMIT = 1 << 20
+_RECORD_LIMIT = 8 << 20
 # fcntl's lock that belongs to an open file, not to a process: exclusive or none, from its start to its end.
 _F_OFD_SETLKW = 38
 _WHOLE, _NONE = (struct.pack("@hhqqi4x", kind, 0, 0, 0, 0) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK))
@@ -142,19 +143,31 @@ class DirectSite:
 
     __slots__ = ("beyond", "lock", "outer", "pid", "record", "tree")
 
-    def __init__(self, direct: Direct, tree: int, beyond: list[str], *, nested: bool) -> None:
+    def __init__(self, direct: Direct, tree: int, *, nested: bool) -> None:
         self.tree = tree
-        self.beyond = beyond
+        self.beyond: list[str] = []
         self.pid = 0
         self.outer = self.lock = self.record = -1
+        try:
+            self._make(direct, nested=nested)
+        except BaseException:
+            self.close(direct)
+            raise
+
+    def _make(self, direct: Direct, *, nested: bool) -> None:
         if nested:
             self.outer = mounts.filesystem("tmpfs", mode="0755", size="64k")
             path = direct.target.strip("/")
             for depth in range(1, path.count("/") + 2):
                 os.mkdir("/".join(path.split("/")[:depth]), 0o755, dir_fd=self.outer)
-            mounts.move_mount(tree, self.outer, path)
+            mounts.move_mount(self.tree, self.outer, path)
         self.lock = _open_lock(direct.lock)
         self.record = os.memfd_create("casemate-refusals", os.MFD_CLOEXEC | 0x8)  # MFD_NOEXEC_SEAL
+
+    def set_beyond(self, direct: Direct, targets: Iterable[str]) -> None:
+        """Say where something else is mounted: acts below the workspace, but there, are not the broker's."""
+        below = f"{direct.target}/"
+        self.beyond = [target.removeprefix(below) for target in targets if target.startswith(below)]
 
     def start(
         self, spec: Spec, ids: tuple[int, int] | None, *, alive: tuple[int, int], channel: int
@@ -171,14 +184,15 @@ class DirectSite:
         os.close(pidfd)
         os.close(channel)
 
-    def refusals(self) -> list[tuple[str, str]]:
-        """What the broker has refused: reason and path, relative to the workspace. A bounded number."""
-        found: list[tuple[str, str]] = []
+    def read_record(self, outcome: Outcome) -> None:
+        """Take what the broker has noted, a bounded number: what it refused, files that can be executed."""
+        outcome.refused, outcome.executables = [], []
         for line in os.pread(self.record, _RECORD_LIMIT, 0).decode("utf-8", "surrogateescape").split("\n"):
-            reason, nul, path = line.partition("\0")
-            if nul:
-                found.append((reason, path))
-        return found
+            kind, *words = line.split("\0")
+            if kind == "refused" and len(words) == 2:
+                outcome.refused.append((words[0], words[1]))
+            elif kind == "executable" and len(words) == 1:
+                outcome.executables.append(words[0])
 
     def stop(self) -> None:
         """End the broker; nobody it could serve is left."""

@@ -20,7 +20,7 @@ from casemate.errors import CasemateError, SandboxError
 from casemate.isolation.process import wire
 from casemate.isolation.process.launcher import Launcher, Running
 from casemate.isolation.process.spec import Late, Spec
-from casemate.isolation.process.watch import Watch
+from casemate.isolation.process.watch import watch_site
 from casemate.sys.plain import is_object
 from casemate.sys.process import close_all_but, pidfd_signal
 
@@ -28,6 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.isolation.process.outcome import Outcome
     from casemate.isolation.process.site import Site
+    from casemate.isolation.process.watch import Watch
 
 __all__ = ["Keeper", "main"]
 
@@ -230,10 +231,7 @@ class Keeper:
             raise SandboxError("malformed request: three streams were expected", code="bad-request")
         running, extra = self._begin(key, spec, late, stdio)
         site = running.site
-        watch = None
-        if limits:
-            scratch = -1 if spec.scratch_image else site.scratch
-            watch = Watch(limits, site.on_disk, running.pid, scratch)
+        watch = watch_site(site, limits, running.pid)
         self._runs[number] = _Run(site, running, str(message.get("note", "")), watch)
         self._by_pidfd[running.pidfd] = number
         self._by_status[running.status] = number
@@ -324,6 +322,7 @@ class Keeper:
                 "times": outcome.times,
                 "rusage": outcome.rusage,
                 "refused": outcome.refused,
+                "executables": outcome.executables,
                 "limit": run.limit,
                 "used": run.watch.used if run.watch is not None else 0,
                 "directory": run.site.directory,

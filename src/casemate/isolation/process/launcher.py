@@ -115,6 +115,9 @@ class Launcher:
 
         Raises SandboxError, ProtectionUnavailable or OSError; nothing is left behind then.
         """
+        if spec.direct is not None:
+            # What it has to cover is what is there when the command starts.
+            raise SandboxError("a directly changed workspace cannot be made ahead", code="bad-request")
         site, name = self._new_site(spec)
         try:
             self._maker.make(site, name)
@@ -166,9 +169,7 @@ class Launcher:
     def start(self, site: Site, late: Late, stdio: tuple[int, int, int]) -> tuple[Running, list[int]]:
         """Start the command of ``late`` in a prepared site; otherwise as ``launch``."""
         terminals = self._ready(site, late, stdio)
-        running = self._fork(site, late, stdio, -1, None)
-        self._start_broker_of(running)
-        return running, terminals
+        return self._fork(site, late, stdio, -1, None), terminals
 
     def start_waiting(self, site: Site) -> tuple[Running, int]:
         """Start a sandbox that seals itself and waits; returns it and the channel for ``hand_over``."""
@@ -185,7 +186,6 @@ class Launcher:
 
         running = self._fork(site, None, (-1, -1, -1), theirs.fileno(), receive)
         theirs.close()
-        self._start_broker_of(running)
         return running, ours.detach()
 
     def hand_over(
@@ -249,15 +249,6 @@ class Launcher:
             ids = None if self.rootless else (site.uid, site.gid)
             site.direct.start(site.spec, ids, alive=alive, channel=site.broker)
             site.broker = -1
-
-    def _start_broker_of(self, running: Running) -> None:
-        """The same for a sandbox whose init is there. Raises OSError; the sandbox has ended then."""
-        try:
-            self._start_broker(running.site)
-        except BaseException:
-            self.kill(running)
-            self.reap(running)
-            raise
 
     def _surroundings(self, site: Site) -> seal.Surroundings:
         return seal.Surroundings(
@@ -379,7 +370,7 @@ class Launcher:
         outcome = running.outcome
         interpret(running.record, outcome)
         if running.site.direct is not None:
-            outcome.refused = running.site.direct.refusals()
+            running.site.direct.read_record(outcome)
         if running.site.group is not None:
             outcome.events = running.site.group.events(failed=outcome.status != 0)
         return outcome
@@ -406,7 +397,7 @@ class Launcher:
         mount of it. Commands that end within a moment never pay for this. Raises OSError where there is no
         room for that, and may be tried again.
         """
-        if site.kept:
+        if site.kept or not site.tops:
             return
         make_directory(site.directory)
         if not site.spec.tops_on_disk and site.tops and not site.attached:

@@ -10,7 +10,7 @@ __all__ = ["Outcome", "interpret", "seal_error"]
 class Outcome:
     """How a sandbox ended, as the host knows it."""
 
-    __slots__ = ("events", "failure", "refused", "rusage", "spawned", "status", "times")
+    __slots__ = ("events", "executables", "failure", "refused", "rusage", "spawned", "status", "times")
 
     def __init__(self) -> None:
         self.status: int | None = None  # raw wait status of the command
@@ -18,7 +18,9 @@ class Outcome:
         self.spawned = False
         self.events: dict[str, int] = {}
         self.times: dict[str, float] = {}
-        self.refused: list[tuple[str, str]] = []  # by the broker of the workspace: reason, path
+        # By the broker of a workspace that is changed directly; paths are relative to it.
+        self.refused: list[tuple[str, str]] = []  # reason, path
+        self.executables: list[str] = []  # files that were made, changed or moved
         self.rusage: tuple[float, float, int] = (0.0, 0.0, 0)  # user s, system s, largest process in bytes
 
 

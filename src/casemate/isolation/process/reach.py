@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 
-from casemate.sys.files import mount_id, open_beneath, open_in_root
+from casemate.sys.files import mount_id, open_beneath, open_in_root, stat_block
 
 __all__ = ["AT_FDCWD", "Place", "Reach"]
 
@@ -23,6 +23,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 _ITSELF = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 # A process's own descriptors by name. Their links lead nowhere for anybody but the process itself.
 _STREAMS = {b"/dev/stdin": b"0", b"/dev/stdout": b"1", b"/dev/stderr": b"2"}
+_DEVICES = (b"/dev/null", b"/dev/tty", b"/dev/pts/")
 _DESCRIPTORS = (b"/proc/self/fd/", b"/proc/thread-self/fd/", b"/dev/fd/")
 
 
@@ -63,6 +64,7 @@ class Reach:
 
     def __init__(self, tree: int, root: int, proc: int, target: str, beyond: list[str]) -> None:
         self.tree, self.root, self.proc = tree, root, proc
+        self._block = stat_block()
         self._target = os.fsencode(target).rstrip(b"/")
         self._prefix = self._target + b"/"
         self._beyond = tuple(os.fsencode(path) for path in beyond)
@@ -90,6 +92,8 @@ class Reach:
         """
         if not path:
             return None
+        if path.startswith(_DEVICES):
+            return None  # what is written to most often; nothing there leads into a workspace
         slash = path.endswith(b"/")
         try:
             text = path if path[:1] == b"/" else self._base(thread, at) + b"/" + path
@@ -171,14 +175,13 @@ class Reach:
             above, name = text, b""
         handle = open_in_root(self.root, above or b"/")
         try:
-            real = self._path_of(handle).rstrip(b"/")
-            full = real + b"/" + name if name else real or b"/"
-            if full == self._target or full.startswith(self._prefix):
-                return full, None
+            if self.mount_of(handle) is not None:
+                real = self._path_of(handle)
+                return real + b"/" + name if name else real, None
             if not follow or not name:
                 return None
             to = os.readlink(name, dir_fd=handle)
-            return full, to if to[:1] == b"/" else real + b"/" + to
+            return text, to if to[:1] == b"/" else self._path_of(handle).rstrip(b"/") + b"/" + to
         finally:
             os.close(handle)
 
@@ -190,12 +193,12 @@ class Reach:
 
     def mount_of(self, handle: int) -> int | None:
         """The mount through which a file was opened, if it is one of the workspace's two; else None."""
-        mount = mount_id(handle)
+        mount = mount_id(handle, self._block)
         return mount if mount in self._mounts else None
 
     def place_of(self, handle: int) -> Place | None:
         """The place of an open file of the workspace; None if it has none any more."""
-        mount = mount_id(handle)
+        mount = mount_id(handle, self._block)
         prefix = self._mounts.get(mount)
         if prefix is None:
             return None

@@ -98,14 +98,6 @@ class Site:
             return [f"{stack.store}/{stack.live}"]
         return [self.directory] if self.spec.tops_on_disk and self.tops else []
 
-    @property
-    def on_disk(self) -> list[str]:
-        """The directories on disk that its writes go to."""
-        stack = self.spec.stack
-        if stack is not None:
-            return [f"{stack.store}/{stack.live}"]
-        return [self.directory] if self.spec.tops_on_disk and self.tops else []
-
 
 class SiteMaker:
     """Makes the parts of sites; remembers templates, filters and id maps between runs.
@@ -198,7 +190,7 @@ class SiteMaker:
             self._make_direct(site, site.spec.direct)
 
     def _show_socket(self, site: Site, path: str) -> None:
-        """A socket of the host: its owner appears as the sandbox, so that modes mean inside what they mean out."""
+        """A socket of the host: its owner appears as the sandbox, so that its mode means what it means out."""
         facts = os.stat(path)
         if not stat.S_ISSOCK(facts.st_mode):
             raise SandboxError(f"{path} is no socket any more", code="socket-gone", path=path)
@@ -214,15 +206,10 @@ class SiteMaker:
 
         view = next(view for view in site.spec.views if view.target == wanted.target)
         tree = self._host_directory(site, view.source, view.owner)
-        try:
-            for path in direct.special_files(tree):
-                self._hide(site, tree, path, f"{wanted.target}/{path}")
-            below = f"{wanted.target}/"
-            beyond = [target.removeprefix(below) for _, target in site.parts if target.startswith(below)]
-            site.direct = direct.DirectSite(wanted, tree, beyond, nested=not self.attached)
-        except BaseException:
-            os.close(tree)
-            raise
+        site.direct = direct.DirectSite(wanted, tree, nested=not self.attached)
+        for path in direct.special_files(tree):
+            self._hide(site, tree, path, f"{wanted.target}/{path}")
+        site.direct.set_beyond(wanted, (target for _, target in site.parts))
 
     def make_namespaces(self, site: Site) -> None:
         """Make network, IPC and UTS namespaces ahead of the process that will enter them."""
@@ -249,7 +236,7 @@ class SiteMaker:
             theirs.close()
 
     def listen(self, site: Site, path: str) -> int:
-        """A unix socket that listens below HOME, the sandbox's own; the descriptor is the caller's to serve."""
+        """A unix socket that listens below HOME, the sandbox's own; serving it is up to the caller."""
         self._make_directories(site, os.path.dirname(f"home/{path}"))
         endpoint = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         try:

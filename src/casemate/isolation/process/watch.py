@@ -10,12 +10,17 @@ import os
 import stat
 import time
 
-from casemate.sys.usage import disk_usage
+from casemate.sys.usage import TOO_MUCH, disk_usage
 
-__all__ = ["Watch"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.isolation.process.site import Site
+
+__all__ = ["Watch", "watch_site"]
 
 _SHARE = 4  # of the room that is left: what may be written between two looks
 _PAUSE, _PATIENCE = 1.0, 20  # a look is due after a second, or 20 times what the last one took
+_MEASURED, _PATIENCE_DIRECT = 5.0, 400  # a workspace: seconds to measure it, and how seldom
 
 
 class Watch:
@@ -24,8 +29,11 @@ class Watch:
     the tops already.
     """
 
-    def __init__(self, limits: dict[str, int], tops: list[str], pid: int, scratch: int = -1) -> None:
+    def __init__(
+        self, limits: dict[str, int], tops: list[str], pid: int, scratch: int = -1, patience: int = _PATIENCE
+    ) -> None:
         self._limits = limits
+        self._patience = patience
         self._tops = tops
         self._pid = pid
         self._scratch = scratch
@@ -67,8 +75,25 @@ class Watch:
         self._free = [_free(top) for top in self._tops]
         self.used = sum(disk_usage(top)[0] for top in self._tops) + _unlinked(self._pid)
         now = time.monotonic()
-        self._next = now + max(_PAUSE, _PATIENCE * (now - began))
+        self._next = now + max(_PAUSE, self._patience * (now - began))
         return self.used
+
+
+def watch_site(site: Site, limits: dict[str, int], pid: int) -> Watch | None:
+    """What watches a sandbox that has just been started; None without a limit to watch.
+
+    A workspace that is changed directly is measured now: what it holds is no part of the limit.
+    """
+    if not limits:
+        return None
+    scratch = -1 if site.spec.scratch_image else site.scratch
+    if site.spec.direct is None or "disk" not in limits:
+        return Watch(limits, site.on_disk, pid, scratch)
+    before, whole = disk_usage(site.spec.direct.target, _MEASURED)
+    if not whole:
+        before = TOO_MUCH  # so large a tree cannot be measured again and again
+    limits = {**limits, "disk": limits["disk"] + before, "disk-used": before}
+    return Watch(limits, [*site.on_disk, site.spec.direct.target], pid, scratch, _PATIENCE_DIRECT)
 
 
 def _free(path: str) -> int:
