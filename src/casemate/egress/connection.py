@@ -118,6 +118,8 @@ class Connection:
     async def _serve(self) -> None:
         decisions = {word: self.decider.connect(self.host, self.port, word) for word in _PROTOCOLS}
         same = len({(found.verdict, found.rule) for found in decisions.values()}) == 1
+        if all(found.verdict == "deny" for found in decisions.values()):
+            await self._permitted()  # whatever it turns out to be: nobody is kept waiting for a refusal
         early: asyncio.Task[socket.socket] | None = None
         try:
             if same and decisions["tcp"].verdict == "allow":
