@@ -80,4 +80,4 @@ def test_special_files_are_not_said_to_be_kept(caller: Caller, ws: Path) -> None
     ended = caller.sh(ws, "mkfifo pipe")
     assert b"pipe (special)" in ended.err, ended
     assert b"kept:" not in ended.err, ended
-    assert kept(caller, ws) == {"interrupted": [], "held": []}
+    assert kept(caller, ws) == {"pending": [], "interrupted": [], "held": []}
