@@ -75,7 +75,7 @@ def placeholder(secret: str) -> str:
     """
     length = len(secret) if len(secret) >= 16 else 24
     kind = next((kind for kind in _KINDS if secret.startswith(kind)), "")
-    if length - len(kind) - _RANDOM < 3:
+    if len(secret) - len(kind) < _RANDOM + 3:
         kind = ""
     mark = _MARK[: length - len(kind) - _RANDOM]  # at least "cas"
     return kind + mark + _random(length - len(kind) - len(mark))

@@ -192,7 +192,7 @@ class _Flow:
         return more
 
     async def _request(self) -> h11.Request | None:
-        """The next request's head, or None at the end. Raises h11.RemoteProtocolError, TimeoutError, OSError."""
+        """The next request's head, None at the end. Raises h11.RemoteProtocolError, TimeoutError, OSError."""
         http = self._client.http
         begun = bool(http.trailing_data[0])
         async with asyncio.timeout(self._limits.head if begun else self._limits.idle) as timer:

@@ -2,10 +2,10 @@
 
 A host that gets a secret may show it: in an error page, in a debugging header, in a redirect. What the
 sandbox gets has something of the same length in its place, so no length changes. Looked for are the ways in
-which such secrets are written on the web: as they are, percent-encoded, escaped for JSON or HTML, and in
-base64 at each of the three alignments (which is how ``user:secret`` shows up). Whoever turns a secret into
-something else (a digest, its letters backwards, one piece per answer) is not stopped by this: a secret is
-given to hosts that are trusted with it.
+which such secrets are written on the web: as they are, percent-encoded, escaped for JSON or HTML, in
+hexadecimal, and in base64 at each of the three alignments (which is how ``user:secret`` shows up). Whoever
+turns a secret into something else (a digest, its letters backwards, one piece per answer) is not stopped by
+this: a secret is given to hosts that are trusted with it.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def variants(secret: bytes, stand_in: bytes) -> list[tuple[bytes, bytes]]:
                 add(quote(secret, safe=safe, lower=lower).replace(b"%20", b"+"), stand_in)
         for table in (*_HTML, _JSON, _JSON_SLASH):
             add(_escaped(secret, table), _escaped(stand_in, table))
+    for digits in (secret.hex(), secret.hex().upper()):
+        add(digits.encode(), (stand_in.hex() if digits.islower() else stand_in.hex().upper()).encode())
     for offset in range(3):
         pattern, instead = _base64(secret, offset), _base64(stand_in, offset)
         add(pattern, instead)

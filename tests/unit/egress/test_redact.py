@@ -28,6 +28,8 @@ def redactor(secret: bytes = SECRET, stand_in: bytes = STAND_IN) -> Redactor:
         urllib.parse.quote(SECRET).encode(),
         urllib.parse.quote_plus(SECRET).encode(),
         quote(SECRET, lower=True),
+        SECRET.hex().encode(),
+        SECRET.hex().upper().encode(),
         json.dumps(SECRET.decode())[1:-1].encode(),
         html.escape(SECRET.decode()).encode(),
     ],
