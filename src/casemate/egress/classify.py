@@ -2,10 +2,13 @@
 
 A server may skip empty lines before a request, take a tab for a space, or any method for one. What such a
 server would read as a request is HTTP here, so that its ``Host`` is looked at. As long as a stream could
-still become one, it is undecided, and nothing of it is passed on.
+still become one, it is undecided, and nothing of it is passed on; one that never says what it is counts as
+HTTP, which it is refused for.
 """
 
 from __future__ import annotations
+
+import re
 
 from casemate.egress import clienthello
 
@@ -22,8 +25,9 @@ _METHODS = frozenset(
 _TOKEN = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _BLANK = frozenset(b" \t\v\f")
 _SKIPPED = b"\r\n \t\v\f"
-_LONGEST_METHOD = 32
-_LONGEST_LINE = 8192
+# Some servers take any printable character in a method, and a method of any length.
+_PRINTABLE = re.compile(rb"[!-~]*")
+_MOST = 8192
 
 
 def classify(data: bytes, *, server_spoke: bool = False) -> str:
@@ -36,22 +40,20 @@ def classify(data: bytes, *, server_spoke: bool = False) -> str:
         return TLS
     start = data.lstrip(_SKIPPED)
     if not start:
-        return UNDECIDED if len(data) <= _LONGEST_LINE else OTHER
-    length = next((at for at, byte in enumerate(start[: _LONGEST_METHOD + 1]) if byte not in _TOKEN), -1)
-    if length < 0:  # tokens only so far
-        return UNDECIDED if len(start) <= _LONGEST_METHOD else OTHER
-    if not length or start[length] not in _BLANK:
+        return UNDECIDED if len(data) <= _MOST else HTTP
+    if start[0] not in _TOKEN:
+        return OTHER
+    found = _PRINTABLE.match(start)
+    length = found.end() if found else 0
+    if length == len(start):  # one word so far
+        return UNDECIDED if length <= _MOST else HTTP
+    if start[length] not in _BLANK:
         return OTHER
     if start[:length].upper() in _METHODS and not server_spoke:
         return HTTP
     line, newline, _ = start.partition(b"\n")
     if b"HTTP/" in line.upper():
         return HTTP
-    if newline or len(line) > _LONGEST_LINE or not _is_text(line):
+    if newline:
         return OTHER
-    return UNDECIDED
-
-
-def _is_text(line: bytes) -> bool:
-    """Whether a line may go on as a request line: no control characters but blanks."""
-    return all(byte >= 0x20 or byte in _BLANK or byte == 0x0D for byte in line)
+    return UNDECIDED if len(line) <= _MOST else HTTP

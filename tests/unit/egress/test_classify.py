@@ -11,13 +11,20 @@ from casemate.egress.classify import HTTP, OTHER, TLS, UNDECIDED, classify
     ("data", "found"),
     [
         (b"\x16\x03\x01\x02\x00\x01", TLS), (b"\x16\x04\x00", TLS), (b"\x16", TLS),
-        (b"GET / HTTP/1.1\r\n", HTTP), (b"get / http/1.1\r\n", HTTP), (b"GET  /", HTTP), (b"GET /x\r\n", HTTP),
+        (b"GET / HTTP/1.1\r\n", HTTP), (b"get / http/1.1\r\n", HTTP), (b"GET  /", HTTP), (b"GET /x\r\n",
+         HTTP),
         (b"\r\n\r\nGET / HTTP/1.1\r\n", HTTP), (b"GET\t/\tHTTP/1.1\r\n", HTTP), (b"PRI * HTTP/2.0\r\n", HTTP),
         (b"FROB / HTTP/1.1\r\n", HTTP), (b" \tPOST / HTTP/1.0\n", HTTP),
-        (b"G", UNDECIDED), (b"GET", UNDECIDED), (b"\r\n", UNDECIDED), (b"FROB /", UNDECIDED), (b" ", UNDECIDED),
+        (b"G", UNDECIDED), (b"GET", UNDECIDED), (b"\r\n", UNDECIDED), (b"FROB /", UNDECIDED), (b" ",
+         UNDECIDED),
         (b"SSH-2.0-OpenSSH_9\r\n", OTHER), (b"EHLO there\r\n", OTHER), (b"*1\r\n$4\r\nPING\r\n", OTHER),
         (b"PING\r\n", OTHER), (b"\x00\x00\x00\x08\x04\xd2\x16\x2f", OTHER), (b"\x10\x24\x00", OTHER),
-        (b"a" * 40, OTHER), (b"NICK me\r\n", OTHER), (b"x \0\1", OTHER), (b"FROB " + b"x" * 9000, OTHER),
+        (b"NICK me\r\n", OTHER), (b"AMQP\0\0\x09\x01", OTHER), (b'{"id": 1}', OTHER), (b"caf\xc3\xa9 /",
+         OTHER),
+        (b"a" * 40, UNDECIDED), (b"FROB /\x01", UNDECIDED), (b"FROB /\x01 HTTP/1.1\r\n", HTTP),
+        (b"F" * 40 + b" / HTTP/1.1\r\n", HTTP), (b"FR(OB / HTTP/1.1\r\n", HTTP),
+        # What does not come to an end is refused as a request that has none.
+        (b"FROB " + b"x" * 9000, HTTP), (b"a" * 9000, HTTP), (b"\r\n" * 4200, HTTP),
     ],
 )  # fmt: skip
 def test_first_bytes(data: bytes, found: str) -> None:
