@@ -59,10 +59,6 @@ class Verdict:
         """Everything got through: what a control must show."""
         return not self.invalid and bool(self.parts) and all(self.parts.values())
 
-    def only(self, parts: Iterable[str]) -> bool:
-        """Nothing but these parts got through."""
-        return not self.invalid and {name for name, value in self.parts.items() if value} <= {*parts}
-
     def line(self) -> str:
         through = [name for name, value in self.parts.items() if value]
         kept = [name for name, value in self.parts.items() if not value]

@@ -88,6 +88,12 @@ ODD = (
                  "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n", BAD)),
     ("websocket", (f"GET / HTTP/1.1\r\nHost: {FRONT}\r\nConnection: Upgrade\r\nUpgrade: other\r\n\r\n", BAD)),
     ("slow", ("G", "ET / HTTP/1.1\r\nHost: @\r\n\r\n")),
+    ("slowodd", ("FROB /", " HTTP/1.1\r\nHost: @\r\n\r\n")),
+    ("slowcontrol", ("FROB /\x01", " HTTP/1.1\r\nHost: @\r\n\r\n")),
+    ("longmethod", ("F" * 40 + " / HTTP/1.1\r\nHost: @\r\n\r\n",)),
+    ("longline", ("FROB /" + "a" * 9000, " HTTP/1.1\r\nHost: @\r\n\r\n")),
+    ("manylines", ("\r\n" * 4200, "GET / HTTP/1.1\r\nHost: @\r\n\r\n")),
+    ("oddmethod", ("FR(OB / HTTP/1.1\r\nHost: @\r\n\r\n",)),
     ("late", ("", BAD)),
 )  # fmt: skip
 
