@@ -11,7 +11,9 @@ import msgspec
 
 from casemate.errors import CommandNotFound, SandboxError, WorkspaceError
 from casemate.sandbox import denials
+from casemate.sandbox.job import direct_lock
 from casemate.sandbox.result import Applied, NetworkUse, Result
+from casemate.sys.locks import paused
 from casemate.workspace.apply import apply
 from casemate.workspace.journal import Journal
 from casemate.workspace.report import ApplyOptions
@@ -114,7 +116,9 @@ def apply_tops(
                 journal=Journal(f"{directory}/done{number}") if directory else None,
                 only=only[number] if only is not None else None,
             )  # fmt: skip
-            report = apply(top, view.source, options)
+            # Commands that change a workspace directly wait meanwhile: what was judged here stays as it was.
+            with paused(direct_lock(job.places)):
+                report = apply(top, view.source, options)
         except OSError as error:
             raise WorkspaceError(
                 f"the changes could not be applied to {view.source}: {error}",

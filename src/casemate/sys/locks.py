@@ -1,11 +1,64 @@
-"""Files that are locks: what a killed holder leaves is found by trying to lock it."""
+"""Files that are locks: what a killed holder leaves is found by trying to lock it.
+
+An *act lock* is taken for one act at a time by many processes, each of which keeps its file open. It is a
+lock of the open file (``F_OFD_SETLKW``), beside the one that marks the file as used while it is open.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import struct
 
-__all__ = ["sweep"]
+__all__ = ["ActLock", "open_act_lock", "paused", "sweep"]
+
+_F_OFD_SETLKW = 38
+_WHOLE, _NONE = (struct.pack("@hhqqi4x", kind, 0, 0, 0, 0) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK))
+
+
+def open_act_lock(path: str) -> int:
+    """Open (or make) the file of an act lock, private to this user; nobody sweeps it while it is open."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        handle = os.open(path, flags, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if os.fstat(handle).st_nlink:
+            return handle
+        os.close(handle)
+
+
+class ActLock:
+    """``with`` it for one act. ``Preconditions:`` nobody else uses this very description of the file."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        fcntl.fcntl(self._handle, _F_OFD_SETLKW, _WHOLE)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.fcntl(self._handle, _F_OFD_SETLKW, _NONE)
+
+
+class paused:
+    """Hold an act lock for a longer work; the file is gone afterwards if nobody else has it open."""
+
+    __slots__ = ("_handle", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._handle = -1
+
+    def __enter__(self) -> None:
+        self._handle = open_act_lock(self._path)
+        fcntl.fcntl(self._handle, _F_OFD_SETLKW, _WHOLE)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+        sweep(os.path.dirname(self._path))
 
 
 def sweep(directory: str) -> None:

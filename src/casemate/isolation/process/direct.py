@@ -10,31 +10,29 @@ from __future__ import annotations
 import _signal
 import _socket
 import errno
-import fcntl
 import gc
 import os
 import resource
 import stat
-import struct
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable
 from casemate.sys import mounts, notify, packets, process
-from casemate.sys.locks import sweep
+from casemate.sys.locks import ActLock, open_act_lock, sweep
 from casemate.sys.native import machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Iterable
 
     from casemate.isolation.process.deeds import Judge
     from casemate.isolation.process.outcome import Outcome
     from casemate.isolation.process.spec import Direct, Spec
     from casemate.sys.bpf import Prepared as PreparedFilter
 
-__all__ = ["DirectSite", "channel", "hand_over", "pause", "special_files"]
+__all__ = ["DirectSite", "channel", "hand_over", "special_files"]
 
 _CAP_SYS_PTRACE = 19
 _MOST_SPECIAL = 100
@@ -42,9 +40,6 @@ _LONGEST_SCAN = 20.0  # seconds
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LISTENER, _READY = b"listener", b"ready"
 _RECORD_LIMIT = 8 << 20
-# fcntl's lock that belongs to an open file, not to a process: exclusive or none, from its start to its end.
-_F_OFD_SETLKW = 38
-_WHOLE, _NONE = (struct.pack("@hhqqi4x", kind, 0, 0, 0, 0) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK))
 
 
 def special_files(tree: int) -> list[str]:
@@ -88,48 +83,6 @@ def special_files(tree: int) -> list[str]:
     return found
 
 
-# -- the lock of all who change workspaces ---------------------------------------------------------------
-
-
-def _open_lock(path: str) -> int:
-    """The lock's file, marked as used for as long as it is open (what nobody uses is swept away)."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    while True:
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        handle = os.open(path, flags, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        if os.fstat(handle).st_nlink:
-            return handle
-        os.close(handle)
-
-
-@contextmanager
-def pause(path: str) -> Generator[None]:
-    """Keep every broker from acting meanwhile. For who changes workspaces in another way."""
-    handle = _open_lock(path)
-    try:
-        fcntl.fcntl(handle, _F_OFD_SETLKW, _WHOLE)
-        yield
-    finally:
-        os.close(handle)
-        sweep(os.path.dirname(path))
-
-
-class _Lock:
-    """One act at a time."""
-
-    __slots__ = ("_handle",)
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __enter__(self) -> None:
-        fcntl.fcntl(self._handle, _F_OFD_SETLKW, _WHOLE)
-
-    def __exit__(self, *_: object) -> None:
-        fcntl.fcntl(self._handle, _F_OFD_SETLKW, _NONE)
-
-
 # -- the launcher's side ---------------------------------------------------------------------------------
 
 
@@ -161,7 +114,7 @@ class DirectSite:
             for depth in range(1, path.count("/") + 2):
                 os.mkdir("/".join(path.split("/")[:depth]), 0o755, dir_fd=self.outer)
             mounts.move_mount(self.tree, self.outer, path)
-        self.lock = _open_lock(direct.lock)
+        self.lock = open_act_lock(direct.lock)
         self.record = os.memfd_create("casemate-refusals", os.MFD_CLOEXEC | 0x8)  # MFD_NOEXEC_SEAL
 
     def set_beyond(self, direct: Direct, targets: Iterable[str]) -> None:
@@ -298,7 +251,7 @@ def _serve(
     listener, root = handles
     program.install()
     reach = Reach(site.tree, root, proc, direct.target, site.beyond)
-    served = Broker(notify.Listener(listener), reach, judge, record=site.record, lock=_Lock(site.lock))
+    served = Broker(notify.Listener(listener), reach, judge, record=site.record, lock=ActLock(site.lock))
     gc.freeze()
     gc.enable()
     packets.send(endpoint, _READY)
