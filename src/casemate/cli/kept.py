@@ -15,9 +15,10 @@ from casemate.workspace.textdiff import Budget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from casemate.sandbox.kept import Reviews
     from casemate.sandbox.result import Applied
 
-__all__ = ["main"]
+__all__ = ["CommandLine", "main", "show", "tell_applied"]
 
 USAGE = """usage: casemate changes [-C DIR] [--json]
        casemate diff    [-C DIR] [ID] [PATH…] [--only GLOB]… [--stat] [--json]
@@ -33,6 +34,7 @@ paths, or say --all.
                 it is protected; the rest waits on
   --only GLOB   the changes that match, and the directories they need: '*.py', 'src/**', '/docs/*.md'
                 (may be repeated); the rest waits on
+  --session NAME   of diff and apply: what a session has changed, instead of what is kept
   --all         all of it
   --stat        the list without the texts
   -C DIR        the workspace (default: the present directory)
@@ -49,7 +51,7 @@ _SHOWN = 50
 _PENDING = "pending"
 
 
-class _Words:
+class CommandLine:
     """A command line of one of the verbs, taken apart; ``wrong`` if it is none."""
 
     def __init__(self, verb: str, words: list[str]) -> None:
@@ -58,6 +60,7 @@ class _Words:
         self.names: list[str] = []
         self.globs: list[str] = []
         self.directory = "."
+        self.session: str | None = None
         self.wrong = False
         rest = iter(words)
         for word in rest:
@@ -65,6 +68,8 @@ class _Words:
                 self.names += rest
             elif word == "-C":
                 self.directory = next(rest, "")
+            elif word.partition("=")[0] == "--session" and verb in ("diff", "apply"):
+                self.session = word.partition("=")[2] or next(rest, "")
             elif word == "--only" and verb != "changes":
                 self._only(next(rest, None))
             elif word.startswith("--only=") and verb != "changes":
@@ -95,7 +100,7 @@ def main(argv: list[str]) -> int:
     if argv[1:2] in (["-h"], ["--help"]):
         put(1, USAGE.encode())
         return 0
-    words = _Words(verb, argv[1:])
+    words = CommandLine(verb, argv[1:])
     if words.wrong:
         put(2, USAGE.encode())
         return 2
@@ -103,6 +108,10 @@ def main(argv: list[str]) -> int:
         tell(f"no such directory: {escaped(words.directory)}")
         return 2
     with Kept(os.path.realpath(words.directory), dict(os.environ)) as kept:
+        if words.session is not None:
+            from casemate.cli.session import review
+
+            return review(kept, words)
         if verb == "changes":
             return _changes(kept, as_json="--json" in words.switches)
         name, state = _which(kept, words)
@@ -121,7 +130,7 @@ def main(argv: list[str]) -> int:
         return _top(kept, name, words)
 
 
-def _which(kept: Kept, words: _Words) -> tuple[str, str]:
+def _which(kept: Kept, words: CommandLine) -> tuple[str, str]:
     """The name that is meant, taken off ``words.names``, and what it stands for; ("", why) for none."""
     known = kept.names()
     if words.names and words.names[0] in known:
@@ -153,29 +162,34 @@ def _paths(kept: Kept, name: str) -> set[str]:
 # -- diff ----------------------------------------------------------------------------------------------------
 
 
-def _diff(kept: Kept, name: str, state: str, words: _Words) -> int:
+def _diff(kept: Kept, name: str, state: str, words: CommandLine) -> int:
     with kept.review(name) as reviews:
-        if words.chosen is not None:
-            reviews.select(words.chosen)
-        stat = "--stat" in words.switches
-        if "--json" in words.switches:
-            put(1, as_json(reviews, state, texts=not stat) + b"\n")
-            return 0
-        page = Page(reviews, colour=is_colourful(1, dict(os.environ)))
-        title = f"{name} ({state})" + (f": {escaped(' '.join(reviews.argv))}" if reviews.argv else "")
-        put(1, "".join(f"{line}\n" for line in (title, *page.listing(lines_changed=True))).encode())
-        if not stat:
-            one = reviews.count() == 1
-            budget = Budget(lines_each=20_000) if one else Budget()
-            for line in page.texts(budget):
-                put(1, f"{line}\n".encode())
+        command = f": {escaped(' '.join(reviews.argv))}" if reviews.argv else ""
+        return show(reviews, words, state, f"{name} ({state}){command}")
+
+
+def show(reviews: Reviews, words: CommandLine, state: str, title: str) -> int:
+    """Print what ``words`` leave of a review."""
+    if words.chosen is not None:
+        reviews.select(words.chosen)
+    stat = "--stat" in words.switches
+    if "--json" in words.switches:
+        put(1, as_json(reviews, state, texts=not stat) + b"\n")
+        return 0
+    page = Page(reviews, colour=is_colourful(1, dict(os.environ)))
+    put(1, "".join(f"{line}\n" for line in (title, *page.listing(lines_changed=True))).encode())
+    if not stat:
+        one = reviews.count() == 1
+        budget = Budget(lines_each=20_000) if one else Budget()
+        for line in page.texts(budget):
+            put(1, f"{line}\n".encode())
     return 0
 
 
 # -- tops ----------------------------------------------------------------------------------------------------
 
 
-def _top(kept: Kept, name: str, words: _Words) -> int:
+def _top(kept: Kept, name: str, words: CommandLine) -> int:
     if words.verb == "discard":
         count = kept.discard_interrupted(name, words.chosen)
         tell(f"discarded: {name}" if words.chosen is None else f"discarded: {count} change(s)")
@@ -198,7 +212,7 @@ def tell_applied(applied: Applied) -> int:
 # -- what was held back --------------------------------------------------------------------------------------
 
 
-def _held(kept: Kept, name: str, words: _Words) -> int:
+def _held(kept: Kept, name: str, words: CommandLine) -> int:
     paths = [*words.names]
     if words.globs:
         with kept.review(name) as reviews:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from casemate.cli.kept import USAGE as KEPT_USAGE
+from casemate.cli.kept import show, tell_applied
 from casemate.cli.main import line, tell
 from casemate.cli.render import escaped, representable
 from casemate.cli.streams import put
@@ -19,9 +21,11 @@ from casemate.sys.process import is_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from casemate.cli.kept import CommandLine
+    from casemate.sandbox.kept import Kept
     from casemate.workspace.records import Record
 
-__all__ = ["main"]
+__all__ = ["main", "review"]
 
 USAGE = """usage: casemate session list [-C DIR] [--json]
        casemate session snapshot [-C DIR] NAME
@@ -136,6 +140,24 @@ def _act(session: Session, words: _Words) -> None:
         session.flatten(words.value)
     else:
         session.discard()
+
+
+def review(kept: Kept, words: CommandLine) -> int:
+    """``diff --session`` and ``apply --session``: what a session has changed, and making it real."""
+    session = Session(kept.job.places, kept.job.workspace, words.session or "", rootless=kept.rootless)
+    from casemate.sandbox.sessiontops import apply_session, review_session
+
+    try:
+        session.take(wait=False)
+        if words.verb == "diff":
+            with review_session(session, kept.job) as reviews:
+                return show(reviews, words, "session", f"session {session.name}")
+        if "--overwrite" in words.switches or ("--all" in words.switches and words.chosen is not None):
+            put(2, KEPT_USAGE.encode())
+            return 2
+        return tell_applied(apply_session(session, kept.job, words.chosen))
+    finally:
+        session.close()
 
 
 def _list(found: list[Session], *, as_json: bool) -> int:
