@@ -306,9 +306,9 @@ def test_pieces_make_no_difference(requests: list[bytes], cuts: list[int]) -> No
 TOKENS = [
     b"GET ", b"POST ", b"/", b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t",
     b":", b"Host: " + NAME.encode(), b"Host: " + OTHER.encode(), b"Content-Length: ", b"0", b"5", b"-1",
-    b"Transfer-Encoding: chunked", b"ffffffffffffffff", b"Connection: close", b"Connection: upgrade", b"\xff",
-    b"Upgrade: h2c", b"hello", b"Expect: 100-continue", b"\r\n\r\n", b"http://", b"https://", b"@", b"#", b";",
-    b"chunked", b"PRI * ",
+    b"Transfer-Encoding: chunked", b"ffffffffffffffff", b"Connection: close", b"Connection: upgrade",
+    b"\xff", b"Upgrade: h2c", b"hello", b"Expect: 100-continue", b"\r\n\r\n", b"http://", b"https://",
+    b"@", b"#", b";", b"chunked", b"PRI * ",
 ]  # fmt: skip
 
 

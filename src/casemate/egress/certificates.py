@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import ssl
 from collections import OrderedDict
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.x509 import Certificate, CertificateBuilder, GeneralName, Name
 
-__all__ = ["DAYS", "Authority", "java_truststore"]
+__all__ = ["DAYS", "Authority"]
 
 #: How long an authority and its leaves are valid.
 DAYS = 7
@@ -146,26 +145,6 @@ class Authority:
             serialization.PrivateFormat.TraditionalOpenSSL,
             serialization.NoEncryption(),
         )
-
-
-def java_truststore(certificates: bytes) -> bytes:
-    """The certificates of a PEM bundle as a trust store of Java (PKCS #12, no password).
-
-    Those that cannot be read are left out. Raises ValueError where there is none.
-    """
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import NoEncryption
-    from cryptography.hazmat.primitives.serialization.pkcs12 import (
-        PKCS12Certificate,
-        serialize_java_truststore,
-    )
-
-    found: list[PKCS12Certificate] = []
-    for block in certificates.split(b"-----END CERTIFICATE-----")[:-1]:
-        with suppress(ValueError):
-            read = x509.load_pem_x509_certificate(block + b"-----END CERTIFICATE-----\n")
-            found.append(PKCS12Certificate(read, b"ca%d" % len(found)))
-    return serialize_java_truststore(found, NoEncryption())
 
 
 def _name(organization: str, common: str) -> Name:

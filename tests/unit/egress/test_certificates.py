@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import casemate
 from casemate.egress import certificates
-from casemate.egress.certificates import Authority, java_truststore
+from casemate.egress.certificates import Authority
 from casemate.egress.errors import Refused
 from casemate.egress.streams import TlsStream
 
@@ -212,23 +212,6 @@ def test_works_without_any_right(tmp_path: Path) -> None:
     program = textwrap.dedent(_WITHOUT_RIGHTS).format(source=str(copy))
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "made\n", done.stderr
-
-
-def test_trust_store_of_java(tmp_path: Path) -> None:
-    """The bundle becomes a store that Java's own tool reads, with every certificate in it."""
-    authority = Authority(NAMES)
-    store = tmp_path / "trust.p12"
-    store.write_bytes(
-        java_truststore(authority.certificate_pem.encode() + b"junk\n" + Authority().certificate_pem.encode())
-    )
-    assert store.read_bytes()[:1] == b"0"
-    with pytest.raises(ValueError, match=r".*"):
-        java_truststore(b"nothing")
-    keytool = shutil.which("keytool")
-    if keytool is not None:
-        done = subprocess.run([keytool, "-list", "-keystore", str(store), "-storepass", ""],
-                              capture_output=True, text=True, timeout=60)  # fmt: skip
-        assert done.stdout.count("trustedCertEntry") == 2, done.stdout + done.stderr
 
 
 def test_a_stream_over_a_socket() -> None:
