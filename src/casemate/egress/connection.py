@@ -120,9 +120,16 @@ class Connection:
         same = len({(found.verdict, found.rule) for found in decisions.values()}) == 1
         if all(found.verdict == "deny" for found in decisions.values()):
             await self._permitted()  # whatever it turns out to be: nobody is kept waiting for a refusal
+        allowed = same and decisions["tcp"].verdict == "allow"
+        if allowed and decisions["tcp"].rule.startswith("tcp://") and not self.decider.intercept(
+            self.host, self.port
+        ):  # fmt: skip
+            # Nothing that is said makes a difference, so nothing is waited for.
+            await self._pass_on(await self._permitted(), b"", intercepted=False)
+            return
         early: asyncio.Task[socket.socket] | None = None
         try:
-            if same and decisions["tcp"].verdict == "allow":
+            if allowed:
                 # While the client says hello the way is made; an HTTP flow may find it of use as well.
                 early = asyncio.get_running_loop().create_task(self._dial())
             data = await self._first_words(early, must_speak=self.port in (80, 443) or not same)

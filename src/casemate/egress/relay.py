@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from contextlib import suppress
 
 from casemate.egress.peek import stopped
@@ -21,17 +22,20 @@ if TYPE_CHECKING:
 __all__ = ["Relay"]
 
 _SIZE = 256 << 10
+_RESET = struct.pack("ii", 1, 0)
 _buffer = memoryview(bytearray(_SIZE))
 
 
 class Relay:
     """One connection between two sockets, both non-blocking and connected.
 
-    ``up`` and ``down`` count the bytes from the first to the second and back. Half-closes are passed on.
+    ``up`` and ``down`` count the bytes from the first to the second and back. Half-closes are passed on, and
+    so are resets: an end that was none must not look like one to whoever reads until the end.
     """
 
     def __init__(self, inner: socket.socket, outer: socket.socket) -> None:
         self.up = self.down = 0
+        self._sockets = (inner, outer)
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._inner = _Way(self, inner, outer, self._count_up)
@@ -73,8 +77,12 @@ class Relay:
 
     def broken(self) -> None:
         """A socket is gone: there is nobody to pass on to, or nothing to come."""
-        if not self._done.done():
-            self._done.set_result(None)
+        if self._done.done():
+            return
+        for endpoint in self._sockets:
+            with suppress(OSError):
+                endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._done.set_result(None)
 
 
 async def _awaited(work: Callable[[], Awaitable[None]]) -> None:

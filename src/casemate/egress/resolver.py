@@ -21,9 +21,14 @@ _AT_ONCE = 16
 
 
 class Resolver:
-    """Shared by all sandboxes of a worker: what one is told, another may be told as well."""
+    """Shared by all sandboxes of a worker: what one is told, another may be told as well.
 
-    def __init__(self) -> None:
+    An answer is good for ``remembered`` seconds.
+    """
+
+    def __init__(self, remembered: float = _REMEMBERED) -> None:
+        self._remembered = remembered
+        self._tasks: set[asyncio.Task[None]] = set()
         self._pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="resolver")
         self._known: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
@@ -49,8 +54,6 @@ class Resolver:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    _tasks: set[asyncio.Task[None]] = set()
-
     async def _ahead(self, name: str) -> None:
         with suppress(OSError):
             await self.addresses(name)
@@ -61,7 +64,7 @@ class Resolver:
             return
         if len(self._known) >= _MOST:
             self._known.clear()
-        self._known[name] = (time.monotonic() + _REMEMBERED, done.result())
+        self._known[name] = (time.monotonic() + self._remembered, done.result())
 
     def close(self) -> None:
         """Let the threads end."""

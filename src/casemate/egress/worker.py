@@ -216,11 +216,13 @@ class _Worker:
         assert is_list(approved)  # noqa: S101
         authority, placeholders = None, dict[str, str]()
         if message["authority"] is True:
-            from casemate.egress.credentials import placeholder
+            from casemate.egress.credentials import placeholders_for
             from casemate.egress.intercept import Authority
 
-            authority = Authority()
-            placeholders = {name: placeholder(str(value)) for name, value in secrets.items()}
+            # Worth nothing for any host but those whose connections are looked into.
+            known = {host for credential in network.credentials for host in credential.hosts}
+            authority = Authority(known | {rule.host for rule in network.requests})
+            placeholders = placeholders_for({name: str(value) for name, value in secrets.items()})
         self._gates[number] = Gate(
             number,
             network,

@@ -26,6 +26,7 @@ from casemate.policy.model import Network
 from casemate.sys import capture, mounts, namespaces
 from casemate.sys.addresses import own_addresses
 from tests.cli.harness import until
+from tests.network import zone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -203,13 +204,15 @@ class Lab:
             for place in [line.split()[1] for line in file if "/casemate/" in line.split()[1]]:
                 with contextlib.suppress(OSError):
                     mounts.unmount(place)
-        with tempfile.NamedTemporaryFile("w", suffix="-hosts") as file:
-            file.write(hosts_file())
-            file.flush()
-            os.chmod(file.name, 0o644)
-            tree = mounts.clone_tree(mounts.AT_FDCWD, file.name)
-            mounts.move_mount(tree, mounts.AT_FDCWD, "/etc/hosts")
-            os.close(tree)
+        resolver = f"nameserver {zone.RESOLVER}\noptions timeout:1 attempts:1\n"
+        for place, text in (("/etc/hosts", hosts_file()), ("/etc/resolv.conf", resolver)):
+            with tempfile.NamedTemporaryFile("w", suffix="-etc") as file:
+                file.write(text)
+                file.flush()
+                os.chmod(file.name, 0o644)
+                tree = mounts.clone_tree(mounts.AT_FDCWD, file.name)
+                mounts.move_mount(tree, mounts.AT_FDCWD, os.path.realpath(place))
+                os.close(tree)
 
     def _cable(self) -> None:
         def ip(place: Place, commands: str) -> None:
@@ -217,20 +220,26 @@ class Lab:
                 words = ["ip", *(["-6"] if "::" in line else []), *line.split()]
                 place.do(lambda words=words: subprocess.run(words, check=True))  # type: ignore[misc]
 
-        ip(self.host, f"""
+        ip(
+            self.host,
+            f"""
             link set lo up
             link add up0 type veth peer name down0 netns {self.net.tid}
             link set up0 up
             addr add {HOST4}/24 dev up0
             addr add {HOST6}/64 dev up0 nodad
-            route add default via {NEAR4}""")
-        ip(self.net, f"""
+            route add default via {NEAR4}""",
+        )
+        ip(
+            self.net,
+            f"""
             link set lo up
             link set down0 up
             addr add {NEAR4}/24 dev down0
             addr add {NEAR6}/64 dev down0 nodad
             route add local 0.0.0.0/0 dev lo table main
-            route add local ::/0 dev lo table main""")
+            route add local ::/0 dev lo table main""",
+        )
         ip(self.host, f"route add default via {NEAR6}")
 
     # -- in the host's loop -----------------------------------------------------------------------------
@@ -271,6 +280,34 @@ class Lab:
             yield made
         finally:
             made.close()
+
+    @contextlib.contextmanager
+    def names(self) -> Iterator[list[str]]:
+        """The internet's name server, by the lab's zone; gives the names that it was asked for."""
+        asked: list[str] = []
+        answers = zone.Zone()
+        endpoint = self.net.do(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        endpoint.bind((zone.RESOLVER, 53))
+
+        def serve() -> None:
+            while True:
+                data, sender = endpoint.recvfrom(4096)
+                if not data:
+                    return
+                question = zone.Question(data)
+                asked.append(question.name)
+                if (reply := answers.reply(question)) is not None:
+                    endpoint.sendto(reply, sender)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            with self.net.do(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as last:
+                last.sendto(b"", (zone.RESOLVER, 53))
+            thread.join(_SECONDS)
+            endpoint.close()
 
     # -- gates ------------------------------------------------------------------------------------------
 
@@ -409,3 +446,12 @@ def exactly(endpoint: socket.socket, size: int) -> bytes:
 def descriptors() -> int:
     """How many descriptors this process has."""
     return len(os.listdir("/proc/self/fd"))
+
+
+async def when(condition: Callable[[], object]) -> None:
+    """Wait in a loop until something is so."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came to it")
