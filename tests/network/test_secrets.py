@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.harness import until
 from tests.network.matrix import policy_text
+from tests.network.web import ECHOES
 
 if TYPE_CHECKING:
     from tests.cli.harness import Caller, Ended
@@ -160,6 +161,24 @@ def test_answers_do_not_bring_it_in(held: Held) -> None:
     assert held.key in run.heads("also.example")[0]
     assert run.leaks() == []
     assert b"HTTP/1.1 200" in run.ended.out
+
+
+def test_every_part_of_an_answer(held: Held) -> None:
+    """Wherever in an answer a host says again what it was asked with, it is taken out; other words stay."""
+    words = {"secret": "$LAB_TOKEN", "plain": "word" + held.token[3:][::-1]}
+    calls = "".join(
+        f'curl -sS -i -m 3 {raw} -H "TE: trailers" -H "Authorization: Bearer {word}"'
+        f" https://allowed.example{path} >{kind}{path[1:]}{raw} &\n"
+        for path in ECHOES for kind, word in words.items() for raw in ("", "--raw")
+    )  # fmt: skip
+    run = held.run(f"mkdir told; cd told; {calls} wait; head -c 100000 *")
+    heads = run.heads("allowed.example")
+    assert sum(held.token in head for head in heads) == len(heads) / 2 == 2 * len(ECHOES)
+    # The control: in all but those that say it in another form, and those that h11 does not pass on.
+    told = run.ended.out.decode("latin-1").replace("\r\n1\r\n", "")
+    assert told.count(words["plain"]) >= 2 * (len(ECHOES) - 5), told
+    assert run.leaks() == []
+    assert held.token not in told
 
 
 def test_processes_do_not_show_it(held: Held) -> None:

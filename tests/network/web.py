@@ -10,10 +10,11 @@ import asyncio
 import base64
 import contextlib
 import itertools
+import json
 import os
 import zlib
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from tests.network import zone
 
@@ -28,6 +29,36 @@ UNAUTHORIZED = (
     b'HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm="lab"\r\nContent-Length: 0\r\n\r\n'
 )
 GIT_BACKEND = "/usr/lib/git-core/git-http-backend"
+
+
+def _chunked(*pieces: str, trailer: str = "") -> list[str]:
+    head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Told\r\n\r\n"
+    return [head, *(f"{len(piece):x}\r\n{piece}\r\n" for piece in pieces), f"0\r\n{trailer}\r\n"]
+
+
+# Answers that say again what they were asked with, in every place that an answer has.
+ECHOES: dict[str, Callable[[str], list[str]]] = {
+    "/split": lambda auth: _chunked("begin " + auth[:20], auth[20:30], auth[30:] + " end"),
+    "/bytewise": lambda auth: _chunked(*auth),
+    "/trailer": lambda auth: _chunked("body", trailer=f"X-Told: {auth}\r\n"),
+    "/hints": lambda auth: [
+        f"HTTP/1.1 103 Early Hints\r\nLink: <{auth}>\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    ],
+    "/reason": lambda auth: [f"HTTP/1.1 200 {auth}\r\nContent-Length: 0\r\n\r\n"],
+    "/cookie": lambda auth: [f"HTTP/1.1 200 OK\r\nSet-Cookie: a={auth}\r\nContent-Length: 0\r\n\r\n"],
+    "/header": lambda auth: [f"HTTP/1.1 200 OK\r\n{auth.replace(' ', '-')}: x\r\nContent-Length: 0\r\n\r\n"],
+    "/extension": lambda auth: [
+        f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;told=\"{auth}\"\r\nok\r\n0\r\n\r\n"
+    ],
+    "/quoted": lambda auth: _chunked(quote(auth, safe="") + " " + json.dumps(auth.replace("o", "\x01"))),
+    "/based": lambda auth: _chunked(base64.b64encode(auth.encode()).decode()),
+    "/unended": lambda auth: [f"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{auth}"],
+    "/partial": lambda auth: [
+        "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 5-9/99\r\n"
+        f"Content-Length: {len(auth)}\r\n\r\n{auth}"
+    ],
+    "/error": lambda auth: [f"HTTP/1.1 500 Oops\r\nContent-Length: {len(auth)}\r\n\r\n{auth}"],
+}  # fmt: skip
 
 
 class Request:
@@ -133,6 +164,13 @@ class Web:
             status, more = "302 Found", f"Location: {request.query['to']}\r\n"
         elif request.path == "/location":
             status, more = "302 Found", f"Location: /{request.headers.get('authorization', '')}\r\n"
+        elif request.path in ECHOES:
+            auth = request.headers.get("authorization", "")
+            for piece in ECHOES[request.path](auth):
+                writer.write(piece.encode("latin-1"))
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            return
         elif request.path == "/big":
             await self._big(int(request.query["n"]), writer)
             return
