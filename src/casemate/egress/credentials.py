@@ -148,22 +148,24 @@ class Book:
         trusted: bool,
     ) -> None:
         self._mine: list[_Held] = []
+        self._pairs: dict[bytes, bytes] = {}
         self._all: dict[str, bytes] = {known: text.encode() for known, text in placeholders.items() if text}
         for credential in credentials:
             secret, stand_in = secrets.get(credential.name), placeholders.get(credential.name)
-            if trusted and secret and stand_in and applies(credential, name):
-                self._mine.append(_Held(credential, secret, stand_in))
+            if secret and stand_in and applies(credential, name):
+                held = _Held(credential, secret, stand_in)
+                # The host may have got it another time, and show it now.
+                self._pairs.update(variants(held.secret, held.stand_in))
+                if trusted:
+                    self._mine.append(held)
         self._sent: dict[bytes, bytes] = {}
-        self._pairs: dict[bytes, bytes] = {}
-        for held in self._mine:
-            self._pairs.update(variants(held.secret, held.stand_in))
 
     def __repr__(self) -> str:
         return f"Book({[held.credential.name for held in self._mine]})"
 
     def __bool__(self) -> bool:
-        """Whether any value may go to this host."""
-        return bool(self._mine)
+        """Whether this host may have got a value, now or another time: its answers are to be cleaned."""
+        return bool(self._pairs)
 
     @property
     def names(self) -> frozenset[bytes]:
@@ -176,7 +178,7 @@ class Book:
         return any(held.credential.name == credential for held in self._mine)
 
     def redactor(self) -> Redactor:
-        """Takes the values that may have gone to this host out of one answer."""
+        """Takes the values that this host may have got out of one answer."""
         return Redactor({**self._pairs, **self._sent}.items())
 
     def fill(self, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Filled:

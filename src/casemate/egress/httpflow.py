@@ -129,6 +129,7 @@ class _Flow:
         self._host: Peer | None = None
         self._book: Book | None = None
         self._decider: Decider | None = None
+        self._filled: set[str] = set()
 
     async def run(self) -> None:
         """Serve to the end. Raises nothing but cancellation."""
@@ -136,6 +137,8 @@ class _Flow:
         try:
             while await self._one():
                 pass
+            if self._client.written:
+                await linger(stream)
             stream.close()
         except _LOST:
             stream.abort()
@@ -234,10 +237,7 @@ class _Flow:
             return rule, exchange.status, False
         if not host.next_cycle():
             self._drop()
-        if self._client.next_cycle():
-            return rule, exchange.status, True
-        await linger(self._client.stream)
-        return rule, exchange.status, False
+        return rule, exchange.status, self._client.next_cycle()
 
     def _permit(self, head: Head) -> str:
         """Returns the rule that lets a request pass; raises Refused where none does."""
@@ -297,12 +297,14 @@ class _Flow:
         if book:
             # An answer must be readable to be kept free of values, and whole: else one could be asked for in
             # halves.
-            without = (b"accept-encoding", b"range", b"if-range")
+            without = (b"accept-encoding", b"range", b"if-range", b"sec-websocket-extensions")
             fields = [(name, value) for name, value in fields if name.lower() not in without]
             fields.append((b"Accept-Encoding", b"identity"))
         filled = book.fill(head.target, fields)
         for name in filled.used:
-            target.event("credential", verdict="allow", reason="filled", detail=name)
+            if name not in self._filled:  # once for a connection
+                self._filled.add(name)
+                target.event("credential", verdict="allow", reason="filled", detail=name)
         self._tell_astray(filled.astray, "placeholder-astray")
         try:
             return h11.Request(method=head.method, target=filled.target, headers=filled.headers)
@@ -341,7 +343,6 @@ class _Flow:
         answer += client.http.send(h11.EndOfMessage())
         async with asyncio.timeout(self._limits.head):
             await client.write(answer)
-        await linger(client.stream)
 
 
 def _shown(target: bytes) -> str:
