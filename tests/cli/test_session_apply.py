@@ -1,0 +1,215 @@
+"""``diff --session`` and ``apply --session``: a session's changes reach the workspace by the same step."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.harness import until
+from tests.cli.test_session import listed, run, sessions, snapshot, started
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.harness import Caller, Ended
+
+pytestmark = pytest.mark.root
+__all__ = ["sessions"]
+
+
+def apply(caller: Caller, ws: Path, *words: str, session: str = "s") -> Ended:
+    """``casemate apply --session``."""
+    return caller.cli("apply", "--session", session, *words, cwd=ws)
+
+
+def diff(caller: Caller, ws: Path, *words: str, session: str = "s") -> dict[str, str]:
+    """``casemate diff --session``: path -> what, with the reason where it would be held back."""
+    ended = caller.cli("diff", "--session", session, "--json", *words, cwd=ws)
+    assert ended.code == 0, ended
+    return {
+        entry["path"]: entry["what"] + (f" {entry['held']}" if "held" in entry else "")
+        for view in ended.json["views"]
+        for entry in view["changes"]
+    }
+
+
+def drop_held(caller: Caller, ws: Path) -> None:
+    """Throw away what apply steps have held back."""
+    for entry in caller.cli("changes", "--json", cwd=ws).json["held"]:
+        assert caller.cli("discard", entry["name"], "--all", cwd=ws).code == 0
+
+
+def test_layers_are_applied_as_one(caller: Caller, ws: Path) -> None:
+    """Several layers reach the workspace as their sum; what is protected is held back; the session goes on
+    over the changed workspace, and HOME is still there.
+    """
+    for name in ("f", "gone", "d/x", "d/y", "e/z"):
+        (ws / name).parent.mkdir(exist_ok=True)
+        os.chown((ws / name).parent, caller.uid, caller.uid)
+        caller.file(ws / name, f"{name}\n")
+    run(caller, ws, "echo 1 >>f; rm gone; mkdir n .vscode; echo n >n/n; echo t >.vscode/t; echo h >~/h")
+    snapshot(caller, ws)
+    run(caller, ws, "rm -r d; mkdir d; echo new >d/new; echo 2 >>n/n; mv e e2 2>/dev/null; rm -rf e")
+    snapshot(caller, ws)
+    run(caller, ws, "echo 3 >>f; mkdir gone; echo g >gone/g")
+    found = diff(caller, ws)
+    moved = {path: found.pop(path) for path in [*found] if path.startswith("e")}
+    # A user's overlay renames no directory: mv copies.
+    assert moved == (
+        {"e2": "created", "e2/z": "created", "e": "deleted"} if caller.uid else {"e2": "renamed"}
+    )
+    assert found == {
+        ".vscode": "created protected", ".vscode/t": "created protected", "f": "modified", "gone": "replaced",
+        "gone/g": "created", "n": "created", "n/n": "created", "d/new": "created", "d/x": "deleted",
+        "d/y": "deleted",
+    }  # fmt: skip
+    done = apply(caller, ws)
+    assert done.code == 0, done
+    assert b"held back: .vscode (protected)" in done.err, done
+    there = {str(path.relative_to(ws)): path.read_text() for path in ws.rglob("*") if path.is_file()}
+    assert there == {
+        "f": "f\n1\n3\n", "gone/g": "g\n", "n/n": "n\n2\n", "d/new": "new\n", "e2/z": "e/z\n",
+    }  # fmt: skip
+    assert {path.stat().st_uid for path in ws.rglob("*")} == {caller.uid}
+    assert diff(caller, ws) == {}
+    assert run(caller, ws, "cat ~/h f; ls -A") == b"h\nf\n1\n3\nd\ne2\nf\ngone\nn\n"
+    assert [each["id"] for each in listed(caller, ws)[0]["snapshots"]] == ["start"]
+    drop_held(caller, ws)
+
+
+def test_a_part(caller: Caller, ws: Path) -> None:
+    """What is named is applied, even if it is protected; the rest stays in the session."""
+    os.makedirs(ws / "old")
+    os.chown(ws / "old", caller.uid, caller.uid)
+    caller.file(ws / "old/x", "x\n")
+    run(caller, ws, "echo 1 >a.py; echo 1 >b.txt; mv old new; echo e >.envrc")
+    snapshot(caller, ws)
+    run(caller, ws, "echo 2 >>a.py")
+    assert apply(caller, ws, "--only", "*.py").code == 0
+    assert sorted(os.listdir(ws)) == ["a.py", "old"]
+    assert (ws / "a.py").read_text() == "1\n2\n"
+    run(caller, ws, "echo 3 >>a.py; cat b.txt new/x")
+    assert apply(caller, ws, ".envrc", "new", "old").code == 0
+    assert sorted(os.listdir(ws)) == [".envrc", "a.py", "new"]
+    assert run(caller, ws, "cat a.py new/x b.txt .envrc") == b"1\n2\n3\nx\n1\ne\n"
+    assert apply(caller, ws, "nosuch").code == 125
+    assert apply(caller, ws).code == 0
+    assert (ws / "a.py").read_text() == "1\n2\n3\n", "what the step itself has written is no conflict"
+    assert (ws / "b.txt").read_text() == "1\n"
+    assert diff(caller, ws) == {}
+
+
+@pytest.mark.parametrize("how", ["in place", "by a new file"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_conflicts(caller: Caller, ws: Path, how: str, frozen: bool) -> None:
+    """What the host changed after the session made its own version is a conflict, however the session changed
+    it again; what it changed before, so that the session went on from that, is none.
+    """
+    for name in ("seen", "unseen"):
+        caller.file(ws / name, "0\n")
+    write = "echo {0} >>{1}" if how == "in place" else "{{ cat {1}; echo {0}; }} >t; mv t {1}"
+    run(caller, ws, write.format("session", "unseen"))
+    if frozen:
+        snapshot(caller, ws)
+    for name in ("seen", "unseen"):
+        caller.file(ws / name, "host\n")
+    run(caller, ws, write.format("session", "seen"))
+    run(caller, ws, write.format("again", "unseen"))
+    assert diff(caller, ws) == {"seen": "modified", "unseen": "modified conflict"}
+    done = apply(caller, ws)
+    assert done.code == 0, done
+    assert b"held back: unseen (conflict)" in done.err, done
+    assert (ws / "seen").read_text() == "host\nsession\n"
+    assert (ws / "unseen").read_text() == "host\n"
+    (entry,) = caller.cli("changes", "--json", cwd=ws).json["held"]
+    assert caller.cli("apply", entry["name"], "unseen", "--overwrite", cwd=ws).code == 0
+    assert (ws / "unseen").read_text() == "0\nsession\nagain\n", "neither version is lost"
+
+
+def test_a_branch_keeps_what_another_applies(caller: Caller, ws: Path) -> None:
+    """Applying one session takes nothing out of the layers that its branches share."""
+    run(caller, ws, "mkdir d; echo 1 >d/f; echo 1 >g; echo h >~/h")
+    assert caller.cli("session", "branch", "s", "twin", cwd=ws).code == 0
+    assert apply(caller, ws).code == 0
+    assert (ws / "d/f").read_text() == "1\n"
+    for name in ("d/f", "g"):
+        (ws / name).unlink()
+    (ws / "d").rmdir()
+    assert run(caller, ws, "cat d/f g ~/h; echo 2 >>d/f", session="twin") == b"1\n1\nh\n"
+    assert apply(caller, ws, session="twin").code == 0
+    assert (ws / "d/f").read_text() == "1\n2\n"
+
+
+def test_while_a_command_runs(caller: Caller, ws: Path) -> None:
+    """Neither is there while a command of the session runs, or a single one in the workspace."""
+    process = started(caller, ws, "echo x >f; echo up; read x")
+    for verb in ("diff", "apply"):
+        ended = caller.cli(verb, "--session", "s", cwd=ws)
+        assert ended.code == 126, ended
+        assert b"[busy]" in ended.err, ended
+    process.communicate(b"\n", timeout=20)
+    single = caller.start("run", "--", "/bin/sh", "-c", "echo up; read x", cwd=ws)
+    assert single.stdout is not None
+    assert single.stdout.readline() == b"up\n"
+    assert caller.cli("apply", "--session", "s", cwd=ws).code == 126
+    assert os.listdir(ws) == []
+    single.communicate(b"\n", timeout=20)
+    assert apply(caller, ws).code == 0
+    assert os.listdir(ws) == ["f"]
+    assert caller.cli("diff", "--session", "nope", cwd=ws).code == 125
+
+
+MANY = """
+import os
+for d in range(12):
+    os.makedirs(f"new{d}/in")
+    for n in range(40): open(f"new{d}/in/f{n}", "w").write(f"{d} {n}\\n")
+    os.rename(f"old{d}", f"moved{d}") if os.geteuid() < 1000 or os.geteuid() > 10**6 else None
+    os.unlink(f"gone{d}")
+    open(f"changed{d}", "a").write("session\\n")
+"""
+
+
+@pytest.mark.usefixtures("tidy")
+def test_kill_while_it_is_applied(caller: Caller, ws: Path) -> None:
+    """kill -9 of an apply step at any moment loses nothing: it goes on with the next, and until then no
+    command meets half of it.
+    """
+    for number in range(12):
+        (ws / f"old{number}").mkdir()
+        os.chown(ws / f"old{number}", caller.uid, caller.uid)
+        for name in (f"old{number}/x", f"gone{number}", f"changed{number}"):
+            caller.file(ws / name, f"{name}\n")
+    ended = caller.py(ws, MANY, flags=("--session", "s"))
+    assert ended.code == 0, ended
+    snapshot(caller, ws)
+    run(caller, ws, "echo 2 >>changed0; echo h >~/h; rm -r new11")
+    seen = run(caller, ws, "find . -type f | sort | xargs cat; find . | sort")
+    killed = 0
+    for step in range(40):
+        process = caller.start("apply", "--session", "s", cwd=ws)
+        end = time.monotonic() + 0.1 + step * 0.004
+        until(lambda end=end: time.monotonic() >= end)  # type: ignore[misc]
+        if process.poll() is not None:
+            caller.end(process)
+            break
+        process.kill()
+        caller.end(process)
+        killed += 1
+        (item,) = listed(caller, ws)
+        if item["applying"]:
+            refused = caller.sh(ws, "true", flags=("--session", "s"))
+            assert refused.code == 125, refused
+            assert b"[session-applying]" in refused.err, refused
+            assert caller.cli("session", "snapshot", "s", cwd=ws).code == 125
+    assert killed
+    done = apply(caller, ws)
+    assert done.code == 0, done
+    assert run(caller, ws, "find . -type f | sort | xargs cat; find . | sort") == seen
+    assert caller.run(ws, "sh", "-c", "find . -type f | sort | xargs cat; find . | sort").out == seen
+    assert run(caller, ws, "cat ~/h") == b"h\n"
+    assert diff(caller, ws) == {}
+    assert not caller.cli("changes", "--json", cwd=ws).json["held"]
