@@ -51,7 +51,8 @@ def test_too_many_names() -> None:
 @pytest.mark.parametrize(
     "address",
     ["198.18.1.1", "198.18.0.1", "198.18.0.0", "198.19.255.255", "fd53:656e:7472:79::1",
-     "fd53:656e:7472:79::101", "93.184.216.34", "::1", "198.17.255.255", "198.20.0.0", "no address", "", "fd53:656e:7472:78::100"],
+     "fd53:656e:7472:79::101",
+     "93.184.216.34", "::1", "198.17.255.255", "198.20.0.0", "no address", "", "fd53:656e:7472:78::100"],
 )  # fmt: skip
 def test_what_was_not_given(address: str) -> None:
     """An address that was given for no name means none; control: its neighbour that was given does."""
