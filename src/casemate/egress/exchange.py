@@ -18,6 +18,7 @@ from casemate.egress.decode import CODINGS, Decoder
 from casemate.egress.httphead import (
     accepts_upgrade,
     answer_fields,
+    is_crowded,
     is_encoded,
     trailer_fields,
     values,
@@ -344,6 +345,8 @@ class Exchange:
     async def _event(self) -> object:
         while (event := self._next_event()) is h11.NEED_DATA:
             await self._read()
+            if is_crowded(self._host.http.trailing_data[0]):
+                raise self._failure("bad-answer", "its answer has too many header fields")
         return event
 
     def _failure(self, code: str, why: str, *, status: int = 502) -> Failed | Broken:

@@ -23,7 +23,7 @@ from casemate.egress import upstream
 from casemate.egress.credentials import Book
 from casemate.egress.errors import Refused
 from casemate.egress.exchange import LIMITS, Broken, Exchange, Failed, Gone, Limits, Peer
-from casemate.egress.httphead import check_overrides, host_text, read_request, values
+from casemate.egress.httphead import check_overrides, host_text, is_crowded, read_request, values
 from casemate.egress.streams import PairStream, SocketStream, linger
 
 if TYPE_CHECKING:
@@ -200,6 +200,8 @@ class _Flow:
         begun = bool(http.trailing_data[0])
         async with asyncio.timeout(self._limits.head if begun else self._limits.idle) as timer:
             while True:
+                if is_crowded(http.trailing_data[0]):
+                    raise h11.RemoteProtocolError("too many header fields", error_status_hint=431)
                 event = http.next_event()
                 if isinstance(event, h11.Request):
                     return event

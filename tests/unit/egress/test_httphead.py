@@ -11,6 +11,7 @@ from casemate.egress.httphead import (
     answer_fields,
     check_overrides,
     host_text,
+    is_crowded,
     is_encoded,
     read_request,
     trailer_fields,
@@ -238,6 +239,16 @@ def test_codings() -> None:
     assert is_encoded([(b"Content-Encoding", b"Identity")]) == ""
     assert is_encoded([(b"content-encoding", b"GZip")]) == "gzip"
     assert is_encoded([(b"Content-Encoding", b"gzip, br"), (b"content-encoding", b"zstd")]) == "gzip,br,zstd"
+
+
+def test_crowded_heads() -> None:
+    """Lines count up to the end of a head, whatever ends them, and the lines of a body do not."""
+    fine = b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 256 + b"\r\n"
+    assert not is_crowded(fine + b"\n" * 1000)
+    assert not is_crowded(fine.replace(b"\r\n", b"\n") + b"line\n" * 1000)
+    assert is_crowded(b"X: y\r\n" + fine)
+    assert is_crowded(b"a:\n" * 300)
+    assert not is_crowded(b"")
 
 
 def test_the_hosts_own_spelling() -> None:

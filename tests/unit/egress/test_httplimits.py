@@ -127,6 +127,7 @@ def test_a_refusal_is_heard_while_a_body_comes(plain: Gate) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 502),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 502),
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 200_000 + b"\r\n\r\n", 502),
+        (b"HTTP/1.1 200 OK\r\n" + b"a:\n" * 20_000 + b"\r\n", 502),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 100, 502),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 200),
     ],
