@@ -68,11 +68,12 @@ def owners(directory: Path) -> set[tuple[int, int]]:
 
 @dataclasses.dataclass
 class Pair:
-    """A workspace for runs inside, and a twin of it for the same commands outside."""
+    """A workspace for runs inside, and a twin of it for the same commands outside; ``flags`` for the runs."""
 
     caller: Caller
     ws: Path
     twin: Path
+    flags: tuple[str, ...] = ()
 
     def file(self, name: str, text: str, mode: int = 0o644) -> None:
         """Write the same file into both."""
@@ -99,7 +100,7 @@ class Pair:
         """Run a command behind the boundary, in the workspace. It must succeed, and hold nothing back."""
         ended = self.caller.run(
             self.ws, *argv, env={"PATH": path, **(env or {})}, timeout=90,
-            flags=("--no-daemon", "--report", str(self.report)),
+            flags=("--no-daemon", "--report", str(self.report), *self.flags),
         )  # fmt: skip
         assert ended.code == 0, ended
         assert b"held back" not in ended.err, ended
@@ -112,7 +113,7 @@ class Pair:
     def same(self, *argv: str) -> str:
         """Run a command on both sides. Exit code, stdout and stderr must be equal; the stdout inside."""
         outside = self._host(argv, self.twin)
-        ended = self.caller.run(self.ws, *argv, flags=("--no-daemon", "--quiet"), timeout=90)
+        ended = self.caller.run(self.ws, *argv, flags=("--no-daemon", "--quiet", *self.flags), timeout=90)
         # The directories have names of one length, since some programs pad their columns.
         out = ended.out.decode().replace(str(self.ws), str(self.twin))
         err = ended.err.decode().replace(str(self.ws), str(self.twin))
@@ -125,9 +126,9 @@ class Pair:
         assert owners(self.ws) == {(self.caller.uid, self.caller.uid)}
 
 
-def make_pair(caller: Caller) -> Pair:
+def make_pair(caller: Caller, flags: tuple[str, ...] = ()) -> Pair:
     """Two fresh, empty directories, and a caller that git knows by name."""
     config = caller.home / ".gitconfig"
     if not config.exists():
         caller.file(config, IDENTITY)
-    return Pair(caller, caller.workspace("inner"), caller.workspace("outer"))
+    return Pair(caller, caller.workspace("inner"), caller.workspace("outer"), flags)

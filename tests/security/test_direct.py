@@ -71,20 +71,28 @@ def test_names(casemate: Runner, scene: Scene) -> None:
     """
     names = [prefix + name for prefix in ("", "fresh/deep/") for name in (*PROTECTED, *FOLDED)]
     before = state(scene.ws)
-    outcome = casemate.acts("direct.names", names=[*names, "control.txt", "fresh/deep/control.txt"], flags=DIRECT)
+    outcome = casemate.acts(
+        "direct.names", names=[*names, "control.txt", "fresh/deep/control.txt"], flags=DIRECT
+    )
     done = outcome.records["direct.names"]["done"]
     through = [name for name, code in done.items() if not code and "control.txt" not in name]
     assert not through, through
     after = state(scene.ws)
-    protected = {name: value for name, value in after.items() if any(name == n or name.startswith(f"{n}/") for n in names)}
-    assert protected == {name: before[name] for name in protected if name in before}, "on the host something changed"
+    protected = {
+        name: value
+        for name, value in after.items()
+        if any(name == n or name.startswith(f"{n}/") for n in names)
+    }
+    assert protected == {name: before[name] for name in protected if name in before}, (
+        "on the host something changed"
+    )
     assert done["write control.txt"] == done["chmod fresh/deep/control.txt"] == 0
     control = casemate.bare("direct.names", names=names).records["direct.names"]["done"]
     assert not [name for name in names if control[f"write {name}"]], "the control did not write"
 
 
 def test_tricks(casemate: Runner, scene: Scene) -> None:
-    """Renames, links, hard links, exchanges, truncation, times, modes and attributes do not reach them either."""
+    """Renames, links, exchanges, truncation, times, modes and attributes do not reach them either."""
     (scene.ws / "alias").symlink_to(".vscode")
     keep = [".git", ".vscode", ".claude", ".mcp.json", "sub/repo/.git"]
     before = {name: state(scene.ws / name) or os.lstat(scene.ws / name).st_mtime_ns for name in keep}
@@ -100,16 +108,24 @@ def test_tricks(casemate: Runner, scene: Scene) -> None:
         (control.ws / "alias").symlink_to(".vscode")
         allowed = casemate.__class__(control).bare("direct.tricks").records["direct.tricks"]["done"]
         # Each stands in the way of a later one, so that only those can be told that come first.
-        assert not [n for n in ("rename a directory to .vscode", "hard link .mcp.json", "remove .claude") if allowed[n]]
+        assert not [
+            n
+            for n in ("rename a directory to .vscode", "hard link .mcp.json", "remove .claude")
+            if allowed[n]
+        ]
     finally:
         control.close()
 
 
 def test_descriptors(casemate: Runner, scene: Scene) -> None:
-    """An open file is that file and nothing more: no way leads from it to another one, or to its directory."""
+    """An open file is that file and nothing more: no way leads from it to another, or to its directory."""
     outcome = casemate.acts("direct.descriptors", flags=DIRECT)
     done = outcome.records["direct.descriptors"]["done"]
-    allowed = {"unnamed file to a plain name", "the given one again, by /proc", "the given one, linked plainly"}
+    allowed = {
+        "unnamed file to a plain name",
+        "the given one again, by /proc",
+        "the given one, linked plainly",
+    }
     assert {name for name, code in done.items() if not code} == allowed, done
     assert not os.path.lexists(scene.ws / ".envrc")
     assert (scene.ws / ".mcp.json").read_text() == "{}\n"
@@ -142,7 +158,7 @@ def test_set_id_bits(casemate: Runner, scene: Scene) -> None:
 
 
 def test_races(casemate: Runner, scene: Scene) -> None:
-    """A path that changes while it is looked at, and directories that are swapped, lead nowhere they should not."""
+    """A path that changes while it is looked at, and directories that are swapped, lead nowhere else."""
     before = state(scene.ws / ".git")
     outcome = casemate.acts("direct.race", "direct.swap", seconds=4, flags=DIRECT, how={"timeout": 120})
     raced, swapped = outcome.records["direct.race"], outcome.records["direct.swap"]
@@ -201,7 +217,11 @@ def test_what_the_host_made_git_run(casemate: Runner, scene: Scene) -> None:
     subprocess.run(["chown", "-R", f"{scene.world.uid}", str(scene.ws / "tools"), str(hooks)], check=True)
     script = "for f in clean hook other; do echo changed >>tools/$f.sh; done"
     casemate("/bin/sh", "-c", script, flags=DIRECT)
-    changed = [name for name in ("clean", "hook", "other") if "changed" in (scene.ws / f"tools/{name}.sh").read_text()]
+    changed = [
+        name
+        for name in ("clean", "hook", "other")
+        if "changed" in (scene.ws / f"tools/{name}.sh").read_text()
+    ]
     assert changed == ["other"]
 
 
@@ -229,14 +249,16 @@ def test_hard_links(casemate: Runner, scene: Scene) -> None:
 
 
 def test_hostile_callers(casemate: Runner, scene: Scene) -> None:
-    """Bad pointers, lengths, descriptors and flags, callers that are killed and floods of calls get an error or
-    nothing, and the next call is served.
+    """Bad pointers, lengths, descriptors and flags, callers that are killed and floods of calls get an error
+    or nothing, and the next call is served.
     """
     outcome = casemate.acts("direct.hostile", flags=DIRECT, how={"timeout": 120})
     record = outcome.records["direct.hostile"]
     fine = {"not UTF-8", "a newline", "odd flags", "rubbish above"}
     assert {name for name, code in record["done"].items() if not code} <= fine, record
-    assert {"not UTF-8", "a newline", "rubbish above"} <= {n for n, code in record["done"].items() if not code}
+    assert {"not UTF-8", "a newline", "rubbish above"} <= {
+        n for n, code in record["done"].items() if not code
+    }
     assert record["done"]["null"] == record["done"]["into an unreadable page"] == errno.EFAULT
     assert record["done"]["too long"] == errno.ENAMETOOLONG
     assert record["flood"] == [0], record
@@ -255,7 +277,7 @@ def test_signals(casemate: Runner) -> None:
 
 
 def test_semantics(casemate: Runner, scene: Scene) -> None:
-    """Masks, modes, times, errors, links and locks are as on a directory of one's own, and so is the owner."""
+    """Masks, modes, times, errors and links are as on a directory of one's own, and so is the owner."""
     record = casemate.acts("direct.semantics", flags=DIRECT).records["direct.semantics"]
     assert record["modes"] == {
         "masked": 0o640, "maskeddir": 0o750, "masked2": 0o644, "masked3": 0o600, "masked4": 0o644,
@@ -306,7 +328,9 @@ def test_nothing_stays(casemate: Runner, scene: Scene) -> None:
     assert outcome.code == 0, outcome.brief()
     after = state(scene.ws)
     # Git refreshes its index where it may.
-    assert {k: v for k, v in after.items() if k != ".git/index"} == {k: v for k, v in before.items() if k != ".git/index"}
+    assert {k: v for k, v in after.items() if k != ".git/index"} == {
+        k: v for k, v in before.items() if k != ".git/index"
+    }
 
 
 def start(scene: Scene, *argv: str) -> subprocess.Popen[bytes]:
@@ -366,7 +390,7 @@ def test_a_command_line_that_is_killed(scene: Scene, casemate: Runner) -> None:
 
 
 def test_what_a_broker_may(scene: Scene) -> None:
-    """It has the sandbox's uid, no capability but (as root) the one to read memory, and a filter of its own."""
+    """It has the sandbox's uid, no capability but (as root) the one to read memory, and its own filter."""
     process = start(scene, "/bin/sh", "-c", "echo up; sleep 60")
     try:
         assert process.stdout is not None

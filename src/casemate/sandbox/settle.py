@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from contextlib import suppress
 
@@ -277,8 +278,13 @@ def result(
 
 
 def _with_executables(job: Job, outcome: Outcome, applied: Applied) -> Applied:
-    """Executable files that came about directly: those that are still there."""
-    found = [path for path in outcome.executables if os.path.lexists(os.path.join(job.workspace, path))]
+    """Executable files that came about directly, and links to such: those that are there in the end."""
+    found: list[str] = []
+    for path in outcome.executables:
+        with suppress(OSError, ValueError):
+            mode = os.stat(os.path.join(job.workspace, path)).st_mode
+            if stat.S_ISREG(mode) and mode & 0o111:
+                found.append(path)
     return msgspec.structs.replace(applied, executables=(*applied.executables, *found)) if found else applied
 
 

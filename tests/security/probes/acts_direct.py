@@ -49,7 +49,7 @@ def write(path: str | bytes, text: str, flags: int = NEW | os.O_TRUNC) -> None:
 
 
 def names(p: Params) -> Result:
-    """Every name of the parameters: written in place, moved, linked, made a directory, a link, in each way."""
+    """Every name of the parameters: written in place, moved or linked there, made a directory, a link."""
     ws, token = p["ws"], p["token"]
     table: dict[str, Callable[[], object]] = {}
     for number, name in enumerate(p["names"]):
@@ -226,7 +226,12 @@ def race(p: Params) -> Result:
             shared[: len(one)] = one
     calls = won = 0
     call = raw.LIBC.syscall
-    plain, fd, flags, mode = ctypes.c_char_p(b"plain"), ctypes.c_long(AT_FDCWD), ctypes.c_long(NEW), ctypes.c_long(0o755)
+    plain, fd, flags, mode = (
+        ctypes.c_char_p(b"plain"),
+        ctypes.c_long(AT_FDCWD),
+        ctypes.c_long(NEW),
+        ctypes.c_long(0o755),
+    )
     pointer = ctypes.c_void_p(address)
     zero = ctypes.c_long(0)
     try:
@@ -389,7 +394,8 @@ def semantics(p: Params) -> Result:
     os.waitpid(child, 0)
     write("masked4", "x", NEW | os.O_EXCL)
     found["modes"] = {
-        name: stat.S_IMODE(os.stat(name).st_mode) for name in ("masked", "maskeddir", "masked2", "masked3", "masked4")
+        name: stat.S_IMODE(os.stat(name).st_mode)
+        for name in ("masked", "maskeddir", "masked2", "masked3", "masked4")
     }
     os.utime("masked", ns=(1_500_000_000, 2_500_000_001))
     found["times"] = [os.stat("masked").st_atime_ns, os.stat("masked").st_mtime_ns]
@@ -398,7 +404,9 @@ def semantics(p: Params) -> Result:
     os.chmod("masked", 0o711)
     found["mode"] = stat.S_IMODE(os.stat("masked").st_mode)
     os.chown("masked", os.getuid(), os.getgid())
-    found["access"] = [os.access(name, os.W_OK) for name in ("masked", ".", "src", ".mcp.json", ".vscode", "/tmp")]
+    found["access"] = [
+        os.access(name, os.W_OK) for name in ("masked", ".", "src", ".mcp.json", ".vscode", "/tmp")
+    ]
     table: dict[str, Callable[[], object]] = {
         "exclusive": lambda: write("masked", "x", NEW | os.O_EXCL),
         "missing": lambda: write("nothing/here", "x"),
@@ -411,7 +419,10 @@ def semantics(p: Params) -> Result:
         "not a directory": lambda: write("masked/x", "x"),
         "no replace": lambda: raw.nr_call(RENAMEAT2, AT_FDCWD, b"masked", AT_FDCWD, b"masked2", 1),
         "to another file system": lambda: os.rename("masked", "/tmp/masked"),
-        "from another file system": lambda: (write("/tmp/foreign", "x"), os.rename("/tmp/foreign", "foreign")),
+        "from another file system": lambda: (
+            write("/tmp/foreign", "x"),
+            os.rename("/tmp/foreign", "foreign"),
+        ),
         "into itself": lambda: os.rename("src", "src/sub"),
         "no follow": lambda: (os.symlink("masked", "sym"), write("sym", "x", W | os.O_NOFOLLOW)),
         "through a link": lambda: write("sym", "through", W | os.O_TRUNC),

@@ -221,9 +221,7 @@ class Broker:
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
         return self._openat(number, thread, AT_FDCWD, path, flags, mode)
 
-    def _openat(
-        self, number: int, thread: int, at: int, path: int, flags: int, mode: int, *_: int
-    ) -> int:
+    def _openat(self, number: int, thread: int, at: int, path: int, flags: int, mode: int, *_: int) -> int:
         flags &= 0x7FFF_FFFF
         if flags & os.O_PATH:
             raise Elsewhere
@@ -306,9 +304,7 @@ class Broker:
         except BaseException:
             first.close()
             raise
-        return self._carry_out(
-            number, lambda: self._deeds.rename(first, second, flags & _INT), first, second
-        )
+        return self._carry_out(number, lambda: self._deeds.rename(first, second, flags & _INT), first, second)
 
     def _link(self, number: int, thread: int, old: int, new: int, *_: int) -> int:
         return self._linkat(number, thread, AT_FDCWD, old, AT_FDCWD, new, 0)
@@ -376,9 +372,7 @@ class Broker:
     def _fchmodat(self, number: int, thread: int, at: int, path: int, mode: int, *_: int) -> int:
         return self._fchmodat2(number, thread, at, path, mode, 0)
 
-    def _fchmodat2(
-        self, number: int, thread: int, at: int, path: int, mode: int, flags: int, *_: int
-    ) -> int:
+    def _fchmodat2(self, number: int, thread: int, at: int, path: int, mode: int, flags: int, *_: int) -> int:
         text = self._text_for_mode(thread, path, mode)
         if not text and flags & _AT_EMPTY_PATH:
             return self._fchmod(number, thread, at, mode)

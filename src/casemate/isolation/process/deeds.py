@@ -124,7 +124,7 @@ class _Twins:
 
 
 class Deeds:
-    """Acts below one workspace; ``executable`` is told of files that can be executed.
+    """Acts below one workspace; ``executable`` is told of files that can be executed, and of links.
 
     ``Preconditions:`` the process has the sandbox's ids, and the file mode mask of the caller of the act
     under way.
@@ -241,6 +241,7 @@ class Deeds:
             raise FileNotFoundError(errno.ENOENT, "no link", place.path)
         self._check(self._judge.link(place.path, os.fsdecode(to)), place)
         os.symlink(to, place.name, dir_fd=place.parent)
+        self._executable(place.path)  # perhaps: what it leads to may become one yet
 
     def remove(self, place: Place, *, directory: bool) -> None:
         """unlink, or rmdir."""
@@ -287,9 +288,7 @@ class Deeds:
         else:
             raise Refused("special: a socket, pipe or device", new.path)
         alone = self._twins.alone(facts)
-        os.link(
-            old.name, new.name, src_dir_fd=old.parent, dst_dir_fd=new.parent, follow_symlinks=False
-        )
+        os.link(old.name, new.name, src_dir_fd=old.parent, dst_dir_fd=new.parent, follow_symlinks=False)
         if stat.S_ISREG(facts.st_mode):
             self._notice(new.path, facts.st_mode)
             if alone:

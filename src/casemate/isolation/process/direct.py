@@ -122,9 +122,7 @@ class DirectSite:
         below = f"{direct.target}/"
         self.beyond = [target.removeprefix(below) for target in targets if target.startswith(below)]
 
-    def start(
-        self, spec: Spec, ids: tuple[int, int] | None, *, alive: tuple[int, int], channel: int
-    ) -> None:
+    def start(self, spec: Spec, ids: tuple[int, int] | None, *, alive: tuple[int, int], channel: int) -> None:
         """Fork the broker, which takes over ``channel`` and (unless it has them) the sandbox's uid and gid.
 
         ``alive`` is a pipe whose only writer is this process. Raises OSError.

@@ -20,7 +20,7 @@ class Outcome:
         self.times: dict[str, float] = {}
         # By the broker of a workspace that is changed directly; paths are relative to it.
         self.refused: list[tuple[str, str]] = []  # reason, path
-        self.executables: list[str] = []  # files that were made, changed or moved
+        self.executables: list[str] = []  # files that were executable then, and links; perhaps gone by now
         self.rusage: tuple[float, float, int] = (0.0, 0.0, 0)  # user s, system s, largest process in bytes
 
 

@@ -164,9 +164,7 @@ class Reach:
             raise
         return Place(parent, name, os.fsdecode(path), slash=False)
 
-    def _real(
-        self, text: bytes, parts: list[bytes], *, follow: bool
-    ) -> tuple[bytes, bytes | None] | None:
+    def _real(self, text: bytes, parts: list[bytes], *, follow: bool) -> tuple[bytes, bytes | None] | None:
         """The path with its directory resolved; outside of the workspace also what a link at its end says."""
         if not parts:
             return None
