@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -14,7 +15,7 @@ from casemate.workspace.diff import TopReview
 from casemate.workspace.journal import Journal
 from casemate.workspace.select import Selection
 from tests.property.test_apply_equals_view import WORK, prepare
-from tests.unit.workspace.tops import WHO, Stage, stage_for
+from tests.unit.workspace.tops import WHO, Stage, die_at, stage_for
 
 if TYPE_CHECKING:
     from casemate.workspace.report import ApplyReport
@@ -147,3 +148,34 @@ def changed(before: Picture, after: Picture, entries: list[Entry], chosen: list[
         if any(path == name or path.startswith(name + "/") or name.startswith(path + "/") for name in names):
             continue
         assert before.get(path) == after.get(path), (path, chosen)
+
+
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_that_are_killed(seed: int, who: str, near: bool) -> None:
+    """The same where each step is killed at some change, perhaps twice, before it is run to its end."""
+    chance = random.Random(seed)
+    with stage_for(who, near=near) as stage:
+        prepare(stage, seed)
+        seen = work(stage, 77 * seed + 5, 40)
+        while entries := review(stage):
+            chosen = chance.sample(entries, min(len(entries), chance.randint(1, 6)))
+            words = {name for entry in chosen for name in (entry.path, entry.source) if name}
+            for _ in range(chance.randint(1, 2)):
+                die(stage, chance.randint(1, 12), Selection(paths=words))
+            report = apply(stage, Selection(paths=words))
+            assert report.complete, report.failed
+            assert not report.held, report.held
+        assert picture(stage) == seen
+
+
+def die(stage: Stage, change: int, only: Selection) -> None:
+    """A step in a process that ends before its change number ``change``."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            die_at(change)
+            apply(stage, only)
+        os._exit(0)
+    os.waitpid(child, 0)

@@ -70,6 +70,9 @@ class Step:
         self.top, self.root, self.options, self.tally = top, root, options, tally
         self.started = options.started_ns
         self.resumed = options.resumed or was_applied(top)
+        unlocked = None if options.journal is None else options.journal.unlocked
+        if unlocked is not None and self.resumed:
+            unlocked.restore(root)
         self.changes: Changes = scan(
             top, root, prefix=options.xattrs, redirects=options.redirects, limits=options.limits,
             started_ns=options.started_ns, resumed=self.resumed,
@@ -77,7 +80,7 @@ class Step:
         self.merged = Merged(top, root, self.changes)
         self.judge = Judge(self.merged, workspace, options)
         self.store = None if options.hold_dir is None else keeping.Store(options.hold_dir, options.hold_bytes)
-        self.target = Target(root, options.hold_dir, self.started)
+        self.target = Target(root, options.hold_dir, self.started, unlocked)
         self.choice = Choice(options.only, options.journal)
         self.remover = Remover(
             self.target, self.judge, self.started, resumed=self.resumed,
@@ -125,8 +128,11 @@ class Step:
                 for change in self.deletes:
                     self._delete(change)
             self.remover.restore()
-            for path, error in self.maker.finish():
+            failed = self.maker.finish()
+            for path, error in failed:
                 self._fail(path, error)
+            if not failed and self.target.unlocked is not None:
+                self.target.unlocked.clear()
         finally:
             self.target.close()
             self._close_store()

@@ -31,6 +31,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from casemate.workspace.journal import Unlocked
+
 __all__ = ["TEMPORARY", "Changed", "Target", "give", "identity"]
 
 #: Name of a file on its way, if it cannot be kept out of the workspace. A protected name, so that no top
@@ -60,13 +62,17 @@ def give(fd: int, owner: tuple[int, int]) -> None:
 
 
 class Target:
-    """The workspace as something to write to. ``stage`` is a private directory, used if it can be.
+    """The workspace as something to write to. ``stage`` is a private directory, used if it can be;
+    ``unlocked`` is told which directories are opened.
 
     What the host changed after ``started_ns`` is its own.
     """
 
-    def __init__(self, root: int, stage: int | None, started_ns: int) -> None:
+    def __init__(
+        self, root: int, stage: int | None, started_ns: int, unlocked: Unlocked | None = None
+    ) -> None:
         self.root, self.started = root, started_ns
+        self.unlocked = unlocked
         self.super = os.geteuid() == 0
         self._cached: tuple[str, int] = ("", -1)
         self._owner: tuple[str, int, int] = ("", -1, -1)
@@ -226,6 +232,9 @@ class Target:
         mode = status.st_mode & 0o777
         if self.super or mode & 0o700 == 0o700:
             return False
+        if self.unlocked is not None:
+            with suppress(OSError):  # no room for that: a step that ends restores it all the same
+                self.unlocked.note(path, stat.S_IMODE(status.st_mode))
         self.finish_directory(path, status, mode | 0o700, None)
         return True
 

@@ -121,3 +121,30 @@ def test_the_journal_follows_no_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         Journal(str(tmp_path / "done")).add(["x"])
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_directories_that_were_left_open(tmp_path: Path) -> None:
+    """What a killed step has opened gets its mode back, unless the host has given it another one since."""
+    ws = tmp_path / "ws"
+    for name, mode in (("opened", 0o755), ("changed", 0o711), ("gone", 0o755), ("twice", 0o755)):
+        (ws / name).mkdir(parents=True)
+        (ws / name).chmod(mode)
+    os.symlink(ws / "opened", ws / "link")
+    unlocked = Journal(str(tmp_path / "done")).unlocked
+    for name in ("opened", "gone", "twice", "link"):
+        unlocked.note(name, 0o555)
+    unlocked.note("changed", 0o500)
+    unlocked.note("twice", 0o755)
+    (ws / "gone").rmdir()
+    with open(unlocked.path, "ab") as file:
+        file.write(b"555 cha")
+    root = os.open(ws, os.O_PATH | os.O_DIRECTORY)
+    try:
+        unlocked.restore(root)
+        assert [(ws / name).stat().st_mode & 0o777 for name in ("opened", "changed", "twice")] == [
+            0o555, 0o711, 0o555,
+        ]  # fmt: skip
+        assert not os.path.exists(unlocked.path)
+        unlocked.restore(root)
+    finally:
+        os.close(root)
