@@ -35,7 +35,9 @@ async def serve_proxy(gate: Gate, endpoint: socket.socket) -> None:
                 target = await _socks(gate, endpoint)
                 once = False
             elif clienthello.looks_like_tls(first):
-                raise Refused("proxy-tls", "the proxy is spoken to without TLS: its address begins with http://")
+                raise Refused(
+                    "proxy-tls", "the proxy is spoken to without TLS: its address begins with http://"
+                )
             elif first:
                 target, once = await _http(endpoint)
             else:
@@ -128,7 +130,8 @@ def authority(text: str, default: int | None) -> tuple[str, int]:
         if rest:
             port = rest[1:] if rest[0] == ":" else "?"
     elif ":" in text:
-        host, _, port = text.rpartition(":")
+        # An IPv6 address without brackets could be read in two ways.
+        host, _, port = text.partition(":")
     if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536 and len(port) <= 5):
         raise Refused("proxy-port", "a request to the proxy names no port, or none that there is")
     known = hosts.address(host)
