@@ -35,7 +35,7 @@ __all__ = ["LIMITS", "Broken", "Exchange", "Failed", "Gone", "Limits", "Peer"]
 
 _EVENTS = 256  # of h11, before others get their turn
 _WAITING = 256 << 10  # bytes of an answer that are collected for one write
-_INFORMATIONAL = 32
+_INFORMATIONAL = 1000  # answers before the answer
 _LOOK_SECONDS, _LOOKS = 10.0, 3
 
 
@@ -249,7 +249,8 @@ class Exchange:
             (b"Upgrade", b"websocket"),
         ]
         self.status, self.switched = 101, True
-        await self._say(h11.InformationalResponse(status_code=101, headers=passed, reason=event.reason))
+        reason = self._clean_text(event.reason)
+        await self._say(h11.InformationalResponse(status_code=101, headers=passed, reason=reason))
 
     async def _relay_response(self, event: h11.Response) -> None:
         fields = answer_fields(event.headers.raw_items())

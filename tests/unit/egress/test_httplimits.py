@@ -128,7 +128,7 @@ def test_a_refusal_is_heard_while_a_body_comes(plain: Gate) -> None:
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 502),
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 200_000 + b"\r\n\r\n", 502),
         (b"HTTP/1.1 200 OK\r\n" + b"a:\n" * 20_000 + b"\r\n", 502),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 100, 502),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 2000, 502),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 200),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_head_that_drips() -> None:
 
 def test_silent_hosts() -> None:
     """A host that does not answer gives 504; one that stops in the middle ends the connection."""
-    limits = Limits(silent=0.4)
+    limits = Limits(silent=1.0)
     request = b"GET / HTTP/1.1\r\nHost: HOST\r\n\r\n"
     assert status(waits(limits, request)) == 504
 
@@ -235,7 +235,7 @@ def test_a_body_that_stops() -> None:
 
 def test_progress_is_no_silence() -> None:
     """A transfer that lasts longer than the limit of silence, and moves, is not ended."""
-    limits = Limits(silent=1.6)
+    limits = Limits(silent=3.0)
 
     def script(sock: socket.socket) -> None:
         head(sock)
@@ -243,7 +243,7 @@ def test_progress_is_no_silence() -> None:
         gone = threading.Event()
         for _ in range(30):
             sock.sendall(b".")
-            gone.wait(0.12)
+            gone.wait(0.15)
 
     assert waits(
         limits, b"GET / HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n\r\n", script=script
@@ -339,7 +339,7 @@ def test_one_connection_does_not_hold_up_others(plain: Gate) -> None:
             began = time.monotonic()
             assert status(talk(plain.port, get(plain, "/", "Connection: close"))) == 200
             worst = max(worst, time.monotonic() - began)
-        assert worst < 2.0
+        assert worst < 5.0
     finally:
         stop.set()
         thread.join(10)
