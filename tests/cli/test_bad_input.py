@@ -40,7 +40,7 @@ def test_policy_files(caller: Caller, ws: Path) -> None:
         'version = 1\n[resources]\nmemory = "lots"\n': (b"memory", b""),
         "[resources]\n": (b"version", b""),
         "version = 99\n": (b"version", b""),
-        'version = 1\n[network]\nmode = "full"\n': (b"network", b""),
+        'version = 1\n[network]\nmode = "open"\n': (b"network", b""),
         'version = 1\n[isolation]\ndegrade = ["nonsense"]\n': (b"degrade", b""),
         "not toml at all": (b"", b""),
         "\0\xff": (b"", b""),

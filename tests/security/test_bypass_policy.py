@@ -124,7 +124,7 @@ def test_denied_names_that_do_not_exist(casemate: Runner, scene: Scene, name: st
         'version = 1\n[filesystem]\nread = ["/"]\n',
         'version = 1\n[environment]\npass = ["*"]\n',
         'version = 1\n[isolation]\ndegrade = ["everything"]\n',
-        'version = 1\n[network]\nmode = "full"\n',
+        'version = 1\n[network]\nmode = "open"\n',
         "version = 1\nversion = 1\n",
         "not toml at all",
         "",

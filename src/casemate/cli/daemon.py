@@ -403,18 +403,20 @@ class _Client:
             number, ended = begun.number, begun.ended
             mine += begun.terminals
             alive = self._hand_out(job, options, mine, tty=bool(begun.terminals), locked=locked)
-            live = self._live(job, begun)
         finally:
             for descriptor in (*theirs, *mine):
                 os.close(descriptor)
-        if alive:
-            alive = await self._follow(number, ended)
-        else:
-            keeper.kill(number)
-        message, tops = await ended
-        if live is not None:
-            self._loop.remove_reader(live.fileno())
-            live.close()
+        live = self._live(job, begun)
+        try:
+            if alive:
+                alive = await self._follow(number, ended)
+            else:
+                keeper.kill(number)
+            message, tops = await ended
+        finally:
+            if live is not None:
+                self._loop.remove_reader(live.fileno())
+                live.close()
         end = keeper_client.Ended(message, tops)
         limit, tail = "", b""
         if alive:

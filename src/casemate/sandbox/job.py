@@ -287,6 +287,7 @@ def kept_count(job: Job) -> int:
     """
     if job.plan is None:
         return 0
+    _sweep_live(f"{job.places.run}/live/{job.key}")
     base = job.plan.spec.keep_base
     try:
         names = os.listdir(base)
@@ -304,6 +305,20 @@ def kept_count(job: Job) -> int:
         with suppress(OSError):
             os.rmdir(base)
     return count
+
+
+def _sweep_live(place: str) -> None:
+    """Remove the sockets of commands whose front end was killed (``sandbox.live``)."""
+    try:
+        names = os.listdir(place)
+    except FileNotFoundError:
+        return
+    for name in names:
+        if not os.path.exists(f"/proc/{name.partition('-')[0]}"):
+            with suppress(OSError):
+                os.unlink(f"{place}/{name}")
+    with suppress(OSError):
+        os.rmdir(place)
 
 
 def pending_count(job: Job) -> int:
