@@ -34,6 +34,9 @@ _NETWORK = (
     b"network is unreachable",
     b"Failed to establish a new connection",
 )
+# What goes before the name that could not be resolved, as curl, node and ssh say it.
+_BEFORE_NAME = (b"Could not resolve host: ", b"ENOTFOUND ", b"Could not resolve hostname ")
+_CROSSING = (b"Invalid cross-device link", b"EXDEV")
 _REFUSED = (
     b"Permission denied",
     b"Operation not permitted",
@@ -102,7 +105,10 @@ def _refused(network: NetworkUse) -> list[Denial]:
 
 def _likely(job: Job, line: bytes) -> list[Denial]:
     if job.policy.network.mode == "none" and any(mark in line for mark in _NETWORK):
-        return [Denial(what="network", certain=False, kind="network", allow='network.mode = "host"')]
+        return [Denial(what="network", certain=False, kind="network", allow=_host_line(line))]
+    if any(mark in line for mark in _CROSSING) and job.plan is not None and job.plan.spec.tops_on_disk:
+        what = "a directory that existed before, which is no one move here: use mv, then git add -A"
+        return [Denial(what=what, certain=False, kind="rename")]
     for name, marks in _LIMITS.items():
         most = getattr(job.policy.resources, name.replace("-", "_"))
         if most is not None and any(mark in line for mark in marks):
@@ -134,6 +140,21 @@ def _likely(job: Job, line: bytes) -> list[Denial]:
     if refused and not paths and read_only and any(mark in line for mark in (b"Read-only", b"EROFS")):
         denials.append(Denial(what=job.workspace, certain=False, kind="write", allow=write))
     return denials
+
+
+def _host_line(line: bytes) -> str:
+    """The policy line for a host that a program could not find; its name if the line has one."""
+    from casemate.policy.hosts import normalise
+
+    for mark in _BEFORE_NAME:
+        _, found, rest = line.partition(mark)
+        if found:
+            try:
+                word = (rest.split() or [b""])[0].decode("ascii").rstrip(":;,.")
+                return f'network.allow = ["{normalise(word)}"]'
+            except ValueError:
+                continue
+    return 'network.allow = ["HOST"]'
 
 
 def _within(path: str, roots: Iterable[str]) -> bool:
