@@ -292,11 +292,11 @@ class _Flattening:
                 look.stop = True
             elif redirect:
                 look.stop = False
-                text = os.fsdecode(redirect)
-                if text.startswith("/"):
-                    below, absolute = text[1:].split("/"), True
-                else:
-                    below[-1] = text
+                parts = os.fsdecode(redirect).split("/")
+                rooted = parts[0] == "" and len(parts) > 1
+                if any(part in ("", ".", "..") for part in parts[rooted:]) or not (rooted or len(parts) == 1):
+                    raise OSError(errno.EINVAL, "a redirection that the kernel would not write", at)
+                below, absolute = (parts[1:], True) if rooted else ([*below[:-1], *parts], absolute)
         look.name = "/".join((*([""] if absolute else []), *below))
         return _Spot(spot.top, at)
 
