@@ -24,7 +24,7 @@ from casemate.egress.credentials import Book
 from casemate.egress.errors import Refused
 from casemate.egress.exchange import LIMITS, Broken, Exchange, Failed, Gone, Limits, Peer
 from casemate.egress.httphead import check_overrides, host_text, is_crowded, read_request, values
-from casemate.egress.streams import PairStream, SocketStream, linger
+from casemate.egress.streams import linger
 
 if TYPE_CHECKING:
     import socket
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from casemate.egress.httphead import Fields, Head
     from casemate.egress.streams import Stream
 
-__all__ = ["LIMITS", "Limits", "Target", "serve_http", "serve_socket", "serve_stream"]
+__all__ = ["LIMITS", "Limits", "Target", "serve_stream"]
 
 _HEAD_PIECE = 16 << 10
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -101,21 +101,11 @@ class Target(Protocol):
         ...
 
 
-async def serve_http(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target, *, limits: Limits = LIMITS
-) -> None:
-    """Serve a connection of plain HTTP to its end; closes ``writer``. Raises nothing but cancellation."""
-    await serve_stream(PairStream(reader, writer), target, limits=limits)
-
-
-async def serve_socket(sock: socket.socket, target: Target, *, limits: Limits = LIMITS) -> None:
-    """The same for a connected, non-blocking socket, which is closed in the end. Quicker than a pair."""
-    await serve_stream(SocketStream(sock), target, limits=limits)
-
-
 async def serve_stream(stream: Stream, target: Target, *, limits: Limits = LIMITS, trust: str = "") -> None:
-    """The same for any stream, which is closed in the end. ``trust``: a file of authorities instead of the
-    host's.
+    """Serve a connection to its end, and close it. Raises nothing but cancellation.
+
+    ``trust`` is a file of authorities for the host's certificate; without it those that this machine trusts
+    count.
     """
     await _Flow(stream, target, limits, trust).run()
 
@@ -162,10 +152,12 @@ class _Flow:
         try:
             request = await self._request()
         except h11.RemoteProtocolError as error:
+            self._target.event("request", verdict="deny", reason="no-http")
             await self._refuse(error.error_status_hint, "no-http", "this is not a request of HTTP/1.1")
             return False
         except TimeoutError:
             if self._client.http.trailing_data[0]:
+                self._target.event("request", verdict="deny", reason="slow-head")
                 await self._refuse(408, "slow-head", "the head of a request did not come in time")
             return False
         if request is None:

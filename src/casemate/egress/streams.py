@@ -1,4 +1,4 @@
-"""Byte streams for a flow that is looked into: a plain socket, TLS over a socket, or a pair of asyncio's.
+"""Byte streams for a flow that is looked into: a plain socket, or TLS over one.
 
 asyncio's own transports are not enough here: when a write fails they throw away what the other side had
 already said, and an early answer (413, then a reset) is just that. Here reading and writing fail apart from
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PIECE", "PairStream", "SocketStream", "Stream", "TlsStream", "linger"]
+__all__ = ["PIECE", "SocketStream", "Stream", "TlsStream", "linger"]
 
 #: Bytes of one read at most. From 128 KiB on malloc takes each copy of a piece from mmap, and its pages from
 #: faults: at 256 KiB a flow costs three times as much.
@@ -309,53 +309,6 @@ class TlsStream:
         if self._out.pending:
             async with self._writing:
                 await self._plain.write(self._out.read())
-
-
-class PairStream:
-    """A reader and a writer of asyncio, for callers that already have them."""
-
-    cut = False
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._turn = 0
-
-    async def pull(self, sink: Callable[[memoryview], object], size: int = PIECE) -> int:
-        """As ``Stream`` says."""
-        data = await self._reader.read(size)
-        sink(memoryview(data))
-        return len(data)
-
-    async def read(self, size: int = PIECE) -> bytes:
-        """As ``Stream`` says."""
-        return await self._reader.read(size)
-
-    async def write(self, *parts: bytes) -> None:
-        """As ``Stream`` says."""
-        self._writer.write(parts[0] if len(parts) == 1 else b"".join(parts))
-        await self._writer.drain()
-
-    async def end(self) -> None:
-        """As ``Stream`` says."""
-        with suppress(OSError):
-            if self._writer.can_write_eof():
-                self._writer.write_eof()
-
-    def gone(self) -> bool:
-        """As ``Stream`` says."""
-        return self._reader.at_eof() or self._writer.is_closing()
-
-    def stale(self) -> bool:
-        """As ``Stream`` says."""
-        return self.gone()
-
-    def close(self) -> None:
-        """As ``Stream`` says."""
-        self._writer.close()
-
-    def abort(self) -> None:
-        """As ``Stream`` says."""
-        self._writer.transport.abort()
 
 
 async def linger(stream: Stream) -> None:

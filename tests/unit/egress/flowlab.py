@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from casemate.egress.certificates import Authority
 from casemate.egress.credentials import placeholders_for
 from casemate.egress.decide import Decider
-from casemate.egress.httpflow import LIMITS, serve_http, serve_socket
+from casemate.egress.httpflow import LIMITS, serve_stream
 from casemate.egress.intercept import intercept
+from casemate.egress.streams import SocketStream
 from casemate.policy.model import Credential, Network, RequestRule
 
 if TYPE_CHECKING:
@@ -106,7 +107,6 @@ class Gate:
         ca_file: str = "",
         tls: bool = False,
         limits: Limits = LIMITS,
-        streams: bool = False,
     ) -> None:
         self.upstream, self.name, self.tls, self.ca_file = upstream, name, tls, ca_file
         self.decider = Decider(policy)
@@ -116,7 +116,7 @@ class Gate:
         self.events: list[dict[str, object]] = []
         self.dialled = 0
         self.target_once = False
-        self.limits, self.streams = limits, streams
+        self.limits = limits
         self.errors: list[BaseException] = []
         self.targets: list[Target] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
@@ -174,11 +174,8 @@ class Gate:
         try:
             if self.tls:
                 await intercept(sock, None, target, self.authority, limits=self.limits, trust=self.ca_file)
-            elif self.streams:
-                reader, writer = await asyncio.open_connection(sock=sock)
-                await serve_http(reader, writer, target, limits=self.limits)
             else:
-                await serve_socket(sock, target, limits=self.limits)
+                await serve_stream(SocketStream(sock), target, limits=self.limits)
         except asyncio.CancelledError:
             raise
         except BaseException as error:

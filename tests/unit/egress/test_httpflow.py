@@ -37,10 +37,10 @@ def site() -> Iterator[tuple[str, int]]:
         yield address
 
 
-@pytest.fixture(params=[False, True], ids=["socket", "streams"])
-def plain(site: tuple[str, int], request: pytest.FixtureRequest) -> Iterator[Gate]:
-    """A gate before it, by either way in."""
-    with gate(site, network(), streams=request.param) as made:
+@pytest.fixture
+def plain(site: tuple[str, int]) -> Iterator[Gate]:
+    """A gate before it."""
+    with gate(site, network()) as made:
         yield made
 
 
