@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from casemate.cli.streams import put
 from casemate.errors import BusyError, CasemateError, PolicyError, ProtectionUnavailable
@@ -31,56 +32,23 @@ USAGE = """usage: casemate COMMAND [OPTION…]
 """
 
 
+# The module of each command, and whether its own name is its first argument.
+_COMMANDS = {
+    "run": ("run", False), "init": ("policy_cmds", True), "trust": ("policy_cmds", True),
+    "policy": ("policy_cmds", True), "doctor": ("doctor", False), "changes": ("kept", True),
+    "diff": ("kept", True), "apply": ("kept", True), "discard": ("kept", True), "learn": ("learn", False),
+    "forward": ("forward", False), "session": ("session", False), "daemon": ("daemon", False),
+}  # fmt: skip
+
+
 def dispatch(argv: list[str]) -> int:
     """Run one command line. Errors become one message on stderr and an exit code."""
     name = argv[0] if argv else ""
-    try:
-        if name == "run":
-            from casemate.cli import run
-
-            return run.main(argv[1:])
-        if name in ("init", "trust", "policy"):
-            from casemate.cli import policy_cmds
-
-            return policy_cmds.main(argv)
-        if name in ("doctor", "daemon") and argv[1:2] in (["--help"], ["-h"]):
-            os.write(1, USAGE.encode())
-            return 0
-        if name == "doctor":
-            from casemate.cli import doctor
-
-            return doctor.main(argv[1:])
-        if name in ("changes", "diff", "apply", "discard"):
-            from casemate.cli import kept
-
-            return kept.main(argv)
-        if name == "learn":
-            from casemate.cli import learn
-
-            return learn.main(argv[1:])
-        if name == "forward":
-            from casemate.cli import forward
-
-            return forward.main(argv[1:])
-        if name == "session":
-            from casemate.cli import session
-
-            return session.main(argv[1:])
-        if name == "daemon":
-            from casemate.cli import daemon
-
-            return daemon.main(argv[1:])
-    except CasemateError as error:
-        tell_error(error)
-        return exit_code(error)
-    except BrokenPipeError:
-        return 141
-    except OSError as error:
-        from casemate.sandbox.failures import from_os_error
-
-        failure = from_os_error(error)
-        tell_error(failure)
-        return exit_code(failure)
+    if name in ("doctor", "daemon") and argv[1:2] in (["--help"], ["-h"]):
+        os.write(1, USAGE.encode())
+        return 0
+    if name in _COMMANDS:
+        return _run_command(name, argv)
     if name in ("version", "--version", "-V"):
         import casemate
 
@@ -92,6 +60,26 @@ def dispatch(argv: list[str]) -> int:
     problem = f"casemate: unknown command {name!r}\n\n" if name else ""
     os.write(2, (problem + USAGE).encode())
     return EXIT["usage"]
+
+
+def _run_command(name: str, argv: list[str]) -> int:
+    module, whole = _COMMANDS[name]
+    try:
+        full = f"casemate.cli.{module}"
+        __import__(full)
+        code: int = sys.modules[full].main(argv if whole else argv[1:])
+        return code
+    except CasemateError as error:
+        tell_error(error)
+        return exit_code(error)
+    except BrokenPipeError:
+        return 141
+    except OSError as error:
+        from casemate.sandbox.failures import from_os_error
+
+        failure = from_os_error(error)
+        tell_error(failure)
+        return exit_code(failure)
 
 
 def exit_code(error: CasemateError) -> int:

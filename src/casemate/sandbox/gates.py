@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from casemate.sandbox.gate import Dial, Reviewer
     from casemate.sandbox.review import Saved
 
-__all__ = ["Gates", "gates"]
+__all__ = ["Gates", "close", "gates"]
 
 #: Commands that one worker serves: each has two listeners in it, and connections of its own.
 MOST_SHARES = 500
