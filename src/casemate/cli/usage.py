@@ -23,6 +23,7 @@ Runs CMD in a copy-on-write view of the workspace; unprotected changes are appli
                           repeated; without --network they make none an allowlist)
   --deny-host HOST        do not reach this one, whatever allows it
   --ask                   ask about hosts that no rule names
+  --reviewer PROGRAM      have a program answer instead (JSON on stdin and stdout; see docs/use.md)
   -p, --publish [HOST:]PORT   a port inside that the host's loopback reaches
   --socket PATH           a unix socket of the host
   --ssh-agent HOST        log in to HOST with the keys of your ssh-agent
