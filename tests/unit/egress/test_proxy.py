@@ -76,8 +76,10 @@ def test_what_follows_a_connect_at_once(lab: Lab) -> None:
         assert exactly(client, 6) == b"hello\n"
 
 
-@pytest.mark.parametrize("target", [f"{OTHER}:9000", f"{ALLOWED}:9001", "93.184.216.34:9000", "10.1.2.3:9000",
-                                    "127.0.0.1:9000", "[::1]:9000", "198.18.0.1:53", "localhost:9000"])  # fmt: skip
+@pytest.mark.parametrize("target", [
+    f"{OTHER}:9000", f"{ALLOWED}:9001", "93.184.216.34:9000", "10.1.2.3:9000", "127.0.0.1:9000",
+    "[::1]:9000", "198.18.0.1:53", "localhost:9000",
+])  # fmt: skip
 def test_connect_elsewhere(lab: Lab, target: str) -> None:
     """A tunnel to what no rule names carries nothing; the client is told in the words that it speaks."""
     with lab.server(echo, 9000) as server, lab.gate(RULE) as served, connect(served) as client:
