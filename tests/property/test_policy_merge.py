@@ -35,7 +35,7 @@ _HOSTS = ("a.org", "b.a.org", "c.org", "d.org", "10.1.2.3", "10.2.2.3", "8.8.8.8
           "host.casemate.internal")  # fmt: skip
 _REQUESTS = (("GET", "/x"), ("POST", "/y/z"), ("GET", "/z"))
 _VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "filesystem.workspace": st.sampled_from(["read", "write"]),
+    "filesystem.workspace": st.sampled_from(["read", "write", "direct"]),
     "filesystem.tools": st.booleans(),
     "filesystem.read": _names,
     "filesystem.write": _names,
@@ -311,7 +311,7 @@ _texts = {
     "filesystem": st.fixed_dictionaries(
         {},
         optional={
-            "workspace": st.sampled_from(["read", "write"]),
+            "workspace": st.sampled_from(["read", "write", "direct"]),
             "read": st.lists(st.sampled_from(["../../d1", "../../d2"]), max_size=2),
             "write": st.lists(st.sampled_from(["../../d1", "../../d2"]), max_size=2),
             "deny": st.lists(st.sampled_from([".env", "../../d1"]), max_size=2),

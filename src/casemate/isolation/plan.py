@@ -157,6 +157,8 @@ def _direct(
             needed="seccomp notification that waits for the answer (Linux 5.19)",
             found="none",
         )
+    if "NPROC" in rlimits and not facts.rootless:
+        rlimits["NPROC"] += 1  # the broker has the sandbox's uid
     limit = policy.resources.disk
     if limit is not None:
         if "disk" not in watch:

@@ -11,6 +11,7 @@ The host may change it at any time; what was remembered of it is looked at anew 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -29,12 +30,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LiveJudge"]
+__all__ = ["LiveJudge", "TooLarge"]
 
 _REMEMBER = 1.0  # seconds
-_MOST_REMEMBERED = 20_000
-# A directory with more in it than this is not moved as a whole; tools that get EXDEV copy it then.
-_MOST_MOVED = 200_000
+_MOST_REMEMBERED = 2_000  # a path takes up to 4 KiB
+# A directory with more in it than this is not moved as a whole: looking at it keeps everybody waiting.
+_MOST_MOVED = 50_000
 _MARKS = frozenset({"head", "objects", "refs", "commondir"})
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -56,6 +57,13 @@ _NOT_MADE = frozenset({"hooks", "modules", "worktrees", "branches", "remotes"})
 _NUMBERED = ("index.stash.", "next-index-")
 _PASSING = frozenset({"gc.pid", "packed-refs.new"})
 _RANDOM = "info/refs_"  # and six letters
+
+
+class TooLarge(OSError):
+    """A directory cannot be moved as a whole: EXDEV, which tells programs to copy what is in it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EXDEV, "more in it than is looked at for one move", path)
 
 
 class _Refused:
@@ -111,9 +119,7 @@ class LiveJudge:
         """A directory was removed or, with all that is in it (``whole``), moved away."""
         self._contexts.pop(path, None)
         if whole:
-            root = f"{path}/"
-            for known in [known for known in self._contexts if known.startswith(root)]:
-                del self._contexts[known]
+            self._until = 0.0
 
     # -- places --------------------------------------------------------------------------------------
 
@@ -231,12 +237,18 @@ class LiveJudge:
 
     def _completes(self, directory: str, name: str) -> bool:
         """Whether git would take the directory for a repository once it has this name as well."""
-        if name[0] in "HhOoRrCc" or name[0] > "~":
-            folded = fold(name)
-            if folded in _MARKS:
-                marks = {folded, *(fold(other) for other in self._names(directory))} & _MARKS
-                return "head" in marks and (marks >= {"objects", "refs"} or "commondir" in marks)
-        return False
+        mark = _mark(name)
+        if not mark:
+            return False
+        try:
+            handle = open_beneath(self._tree, directory or ".", _LISTED)
+        except OSError:
+            return False
+        try:
+            with os.scandir(handle) as entries:
+                return _is_marked({mark, *(_mark(entry.name) for entry in entries)})
+        finally:
+            os.close(handle)
 
     def _write_git(self, place: Place, directory: str, name: str) -> str | None:
         """A file inside a repository; None: an ordinary file beside its own."""
@@ -389,28 +401,42 @@ class LiveJudge:
                 handle = open_beneath(self._tree, here, _LISTED)
             except OSError as error:
                 return f"{MOVE}: {here} cannot be looked at: {error.strerror}"
+            marks: set[str] = set()
             try:
                 with os.scandir(handle) as entries:
-                    listing = [(e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries]
+                    for entry in entries:
+                        count += 1
+                        if count > _MOST_MOVED:
+                            raise TooLarge(old)
+                        name = entry.name
+                        marks.add(_mark(name))
+                        rule = self.protected.match(here, name) or self.protected.match(there, name)
+                        if rule is not None:
+                            return f"{MOVE}: {join(here, name)}: {_rule(rule)}"
+                        if entry.is_dir(follow_symlinks=False):
+                            stack.append(join(below, name))
+                        elif elsewhere and entry.is_symlink():
+                            reason = self._leads(join(there, name), read_link(self._tree, join(here, name)))
+                            if reason:
+                                return f"{MOVE}: {join(here, name)}: {reason}"
             finally:
                 os.close(handle)
-            count += len(listing)
-            if count > _MOST_MOVED:
-                return f"{MOVE}: {old} holds too much to be looked at"
-            for name, is_directory, is_link in listing:
-                rule = self.protected.match(here, name) or self.protected.match(there, name)
-                if rule is not None:
-                    return f"{MOVE}: {join(here, name)}: {_rule(rule)}"
-                if is_directory:
-                    stack.append(join(below, name))
-                elif is_link and elsewhere:
-                    reason = self._leads(join(there, name), read_link(self._tree, join(here, name)))
-                    if reason:
-                        return f"{MOVE}: {join(here, name)}: {reason}"
-            marks = {fold(name) for name, _, _ in listing} & _MARKS
-            if "head" in marks and (marks >= {"objects", "refs"} or "commondir" in marks):
+            if _is_marked(marks):
                 return f"{MOVE}: {here} is a repository"
         return ""
+
+
+def _mark(name: str) -> str:
+    """One of the names by which git knows a repository, whatever its case; "" for another name."""
+    if name[0] in "HhOoRrCc" or name[0] > "~":
+        folded = fold(name)
+        if folded in _MARKS:
+            return folded
+    return ""
+
+
+def _is_marked(marks: set[str]) -> bool:
+    return "head" in marks and (marks >= {"objects", "refs"} or "commondir" in marks)
 
 
 def _is_passing(inner: str) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from casemate.errors import ProtectionUnavailable
 from casemate.isolation.plan import Facts, Plan, plan
+from casemate.isolation.process.spec import Direct
 from casemate.policy.model import Environment, Filesystem, Isolation, Network, Policy, Resources
 
 MIB = 1 << 20
@@ -39,6 +40,9 @@ ROOT = Facts(
     gate_ports=None,
     sockets=(),
     devices=(),
+)
+DIRECT = Direct(
+    target="/ws", judge="m:J", paths=["/p"], protect=["x"], readable=["/usr"], git_path="/usr/bin", lock="/l"
 )
 USER = msgspec.structs.replace(
     ROOT, rootless=True, loop=False, controllers=frozenset(), controller_reasons={"memory": "not writable"}
@@ -110,6 +114,7 @@ SPEC: dict[str, Any] = {
     "hide": [],
     "capture": None,
     "sockets": [],
+    "direct": None,
     "stack": None,
 }
 SCOPES = {
@@ -294,3 +299,35 @@ def test_digest() -> None:
         plan(policy(), "/ws", changed(ROOT, owners={"/ws": (0, 0)}), "/keep"),
     ]
     assert len({item.digest for item in (base, *others)}) == len(others) + 1
+
+
+def test_direct() -> None:
+    """A workspace that is changed directly is a read-only view with a broker; what it grows by is watched,
+    and the broker counts as one process more where it has the sandbox's uid.
+    """
+    files = changed(FILES, workspace="direct")
+    found = plan(policy(files=files), "/ws", changed(ROOT, direct=DIRECT), "/keep")
+    spec = {
+        **SPEC,
+        "views": [["/ws", "/ws", False, (1000, 1001), ""]],
+        "direct": DIRECT.as_dict(),
+        "rlimits": {**SPEC["rlimits"], "NPROC": SPEC["rlimits"]["NPROC"] + 1, "FSIZE": 256 * MIB},
+        "scratch": 256 * MIB,
+    }
+    scopes = {**SCOPES, "disk": "tree, without caches, the workspace watched"}
+    same(found, spec, scopes=scopes, watch={"disk": 256 * MIB}, degraded=())
+    user = plan(policy(files=files), "/ws", changed(USER, direct=DIRECT), "/keep")
+    assert user.scopes["disk"] == "watched, without caches"
+    assert user.spec.rlimits["NPROC"] == 101
+
+
+def test_direct_where_it_cannot_be() -> None:
+    """Not on a kernel that cannot do it, and not with user namespaces inside."""
+    files = changed(FILES, workspace="direct")
+    with pytest.raises(ProtectionUnavailable, match="cannot have the workspace changed directly"):
+        plan(policy(files=files), "/ws", ROOT, "/keep")
+    with pytest.raises(ProtectionUnavailable, match="nested-userns"):
+        plan(policy(files=files, degrade=("nested-userns",)), "/ws", changed(ROOT, direct=DIRECT), "/keep")
+    unlimited = changed(RESOURCES, disk=None)
+    found = plan(policy(unlimited, files), "/ws", changed(ROOT, direct=DIRECT), "/keep")
+    assert "disk" not in found.watch

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate.errors import SandboxError
-from casemate.isolation.process.spec import Late, Spec, View, encode
+from casemate.isolation.process.spec import Direct, Late, Spec, View, encode
 from casemate.sys import packets
 
 text = st.text(st.characters(exclude_characters="\0"), max_size=20)
@@ -40,7 +40,12 @@ specs = st.builds(
     hostname=text,
     devices=st.lists(text, max_size=2),
     hide=st.lists(text, max_size=2),
-)
+    direct=st.none()
+    | st.builds(
+        Direct, target=text, judge=text, paths=st.lists(text, max_size=2), protect=st.lists(text, max_size=2),
+        readable=st.lists(text, max_size=2), git_path=text, lock=text,
+    ),
+)  # fmt: skip
 lates = st.builds(
     Late,
     argv=st.lists(text, min_size=1, max_size=5),

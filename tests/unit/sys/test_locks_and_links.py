@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from casemate.sys.files import open_in_root
-from casemate.sys.locks import sweep
+from casemate.sys.locks import ActLock, open_act_lock, paused, sweep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,3 +67,32 @@ def test_open_in_root(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError):
         open_in_root(root, "file")
     os.close(root)
+
+
+def test_an_act_lock(tmp_path: Path) -> None:
+    """One holder at a time, whoever opened it; the file is swept only when nobody has it open any more."""
+    path = f"{tmp_path}/locks/acts"
+    first, second = open_act_lock(path), open_act_lock(path)
+    reading, writing = os.pipe()
+    with ActLock(first):
+        child = os.fork()
+        if child == 0:
+            with ActLock(second):
+                os.write(writing, b"second")
+            os._exit(0)
+        os.set_blocking(reading, False)
+        with pytest.raises(BlockingIOError):
+            os.read(reading, 10)
+        os.write(writing, b"first")
+    os.waitpid(child, 0)
+    assert os.read(reading, 20) == b"firstsecond"
+    with paused(path):
+        pass
+    assert os.path.exists(path), "others have it open"
+    os.close(first)
+    os.close(second)
+    with paused(path):
+        assert os.path.exists(path)
+    assert not os.path.exists(path)
+    os.close(reading)
+    os.close(writing)

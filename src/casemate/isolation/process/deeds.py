@@ -43,7 +43,7 @@ __all__ = ["SPECIAL_BITS", "Deeds", "Elsewhere", "Refused"]
 SPECIAL_BITS = 0o7000
 HARD_LINK = "hard-link: it has other names, which may be protected or outside of the workspace"
 _LONGEST_CONTENT = 1 << 18
-_MOST_NAMES = 100_000
+_MOST_NAMES = 20_000  # of all files with several; a path takes up to 4 KiB
 _NOREPLACE, _EXCHANGE = 1, 2
 _UTIMENSAT = {"x86_64": 280}.get(machine(), 88)
 _AT_SYMLINK_NOFOLLOW = 0x100
@@ -74,6 +74,7 @@ class _Twins:
     def __init__(self, tree: int) -> None:
         self._tree = tree
         self._names: dict[tuple[int, int], set[str]] = {}
+        self._count = 0
 
     def alone(self, facts: os.stat_result) -> bool:
         """Whether every name of the file is a known one."""
@@ -94,8 +95,9 @@ class _Twins:
 
     def linked(self, old: str, new: str, facts: os.stat_result) -> None:
         """A file that was ``alone`` has got a second name."""
-        if len(self._names) < _MOST_NAMES:
+        if self._count < _MOST_NAMES:
             self._names.setdefault((facts.st_dev, facts.st_ino), {old}).add(new)
+            self._count += 2
 
     def moved(self, old: str, new: str, facts: os.stat_result) -> None:
         """A name is another one now; of a directory, the names of all that is in it."""
@@ -112,6 +114,7 @@ class _Twins:
     def forget(self) -> None:
         """Know nothing any more: files with several names are not written then."""
         self._names.clear()
+        self._count = 0
 
     def removed(self, path: str, facts: os.stat_result) -> None:
         """A name is gone."""
@@ -121,6 +124,7 @@ class _Twins:
             names.discard(path)
             if len(names) < 2:
                 del self._names[key]
+                self._count -= 2
 
 
 class Deeds:
@@ -343,8 +347,9 @@ class Deeds:
             if there is not None:
                 self._twins.removed(new.path, there)
             self._twins.moved(old.path, new.path, facts)
-        for path in (old.path, new.path):
-            self._judge.gone(path, whole=True)
+        if directory or (there is not None and stat.S_ISDIR(there.st_mode)):
+            for path in (old.path, new.path):
+                self._judge.gone(path, whole=True)
 
     def _replace_content(self, old: Place, new: Place) -> None:
         """A rename whose result must have a content that was judged: made anew, since somebody may still

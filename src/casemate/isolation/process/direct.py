@@ -36,7 +36,8 @@ __all__ = ["DirectSite", "channel", "hand_over", "special_files"]
 
 _CAP_SYS_PTRACE = 19
 _MOST_SPECIAL = 100
-_LONGEST_SCAN = 20.0  # seconds
+_LONGEST_SCAN, _MOST_DIRECTORIES = 20.0, 500_000  # seconds; how many wait to be looked at
+_MOST_MEMORY = 512 << 20  # of a broker, should anything in it grow after all
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LISTENER, _READY = b"listener", b"ready"
 _RECORD_LIMIT = 8 << 20
@@ -71,7 +72,7 @@ def special_files(tree: int) -> list[str]:
             continue
         finally:
             os.close(handle)
-        if len(found) > _MOST_SPECIAL or time.monotonic() > end:
+        if len(found) > _MOST_SPECIAL or len(queue) > _MOST_DIRECTORIES or time.monotonic() > end:
             raise ProtectionUnavailable(
                 "the workspace cannot be changed directly: it holds too much to be looked through, or too "
                 "many sockets, pipes and devices",
@@ -224,6 +225,7 @@ def _serve(
         os.dup2(null, number)
     process.close_all_but([endpoint.fileno(), site.tree, site.outer, site.record, site.lock, alive])
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
     size = spec.rlimits.get("FSIZE")
     if size is not None:
         # A size that the command sets by a path is set here; the signal that goes with it is blocked.

@@ -24,6 +24,7 @@ _ITSELF = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 # A process's own descriptors by name. Their links lead nowhere for anybody but the process itself.
 _STREAMS = {b"/dev/stdin": b"0", b"/dev/stdout": b"1", b"/dev/stderr": b"2"}
 _DEVICES = (b"/dev/null", b"/dev/tty", b"/dev/pts/")
+_OWN = (b"/proc/self/", b"/proc/thread-self/")
 _DESCRIPTORS = (b"/proc/self/fd/", b"/proc/thread-self/fd/", b"/dev/fd/")
 
 
@@ -96,6 +97,8 @@ class Reach:
             return None  # what is written to most often; nothing there leads into a workspace
         slash = path.endswith(b"/")
         try:
+            if path.startswith(_OWN):
+                at, path = _own_base(path, at)
             text = path if path[:1] == b"/" else self._base(thread, at) + b"/" + path
             for _ in range(_MOST_LINKS):
                 found = self._step(thread, text, follow=follow)
@@ -239,6 +242,16 @@ class Reach:
             os.close(handle)
             raise OSError(errno.ELOOP, "a link", path)
         return handle
+
+
+def _own_base(path: bytes, at: int) -> tuple[int, bytes]:
+    """The directory and the path from there that ``/proc/self/fd/N/…`` or ``/proc/self/cwd/…`` stand for."""
+    parts = path.split(b"/", 5)
+    if len(parts) == 6 and parts[3] == b"fd" and parts[4].isdigit() and len(parts[4]) < 8:
+        return int(parts[4]), parts[5] or b"."
+    if len(parts) > 4 and parts[3] == b"cwd":
+        return AT_FDCWD, b"/".join(parts[4:]) or b"."
+    return at, path
 
 
 def _descriptor(text: bytes) -> bytes:
