@@ -185,6 +185,10 @@ def _bound(kind: int, port: int, address: str = "::") -> _socket.socket:
         endpoint.setsockopt(_IPV6, _V6ONLY, 0)
         # AnyIP makes IPv6 addresses reachable, yet none to bind or to answer from without this.
         endpoint.setsockopt(_IPV6, _FREEBIND, 1)
+        if kind == _socket.SOCK_STREAM:
+            # An accepted connection holds the port that it was made to, of this very network: a server inside
+            # has to be able to listen there all the same.
+            endpoint.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         endpoint.bind((address, port))
     except BaseException:
         endpoint.close()
