@@ -205,7 +205,7 @@ def test_words(caller: Caller, ws: Path) -> None:
 
 
 def test_a_full_session(caller: Caller, ws: Path) -> None:
-    """Layers count against --disk: a writer is ended, a full session starts no command, and all is said."""
+    """Layers count against --disk: a writer is ended, a full session can be tidied, and all is said."""
     flags = ("--session", "s", "--disk", "40M")
     ended = caller.sh(ws, "head -c 20M /dev/zero >a; sync", flags=(*flags, "--json"))
     assert (ended.code, ended.json["session"]) == (0, "s"), ended
@@ -219,11 +219,13 @@ def test_a_full_session(caller: Caller, ws: Path) -> None:
     assert 40 << 20 <= ended.json["disk"]["used"] < 80 << 20
     assert listed(caller, ws)[0]["used"] == ended.json["disk"]["used"]
     assert listed(caller, ws)[0]["limit"] == 40 << 20
-    full = caller.sh(ws, "true", flags=flags)
+    more = caller.sh(ws, "head -c 2M /dev/zero >more; ls more", flags=flags)
+    assert b"File size limit exceeded" in more.err, more
+    assert caller.sh(ws, "rm b* more; ls", flags=flags).out == b"a\n", "a full session can be tidied"
+    assert caller.sh(ws, "head -c 15M /dev/zero >b", flags=flags).code == 0
+    full = caller.sh(ws, "rm a", flags=("--session", "s", "--disk", "20M"))
     assert full.code == 125, full
     assert b"[session-full]" in full.err, full
-    assert caller.sh(ws, "rm b*; ls", flags=("--session", "s", "--disk", "200M")).out == b"a\n"
-    assert caller.sh(ws, "ls", flags=flags).out == b"a\n"
 
 
 def test_disk_of_a_single_command(caller: Caller, ws: Path) -> None:

@@ -225,7 +225,7 @@ class AsyncSandbox:
             session = Session.of(job, rootless=keeper.rootless)
             job = await asyncio.to_thread(session.enter, job)
             result = await self._watched(made(job))
-            return await asyncio.to_thread(session.leave, job, result)
+            return await asyncio.to_thread(session.leave, job, result, result.disk["seen"])
 
     @asynccontextmanager
     async def _holding(self, job: Job) -> AsyncIterator[None]:

@@ -37,7 +37,7 @@ _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, KeeperClient] = wea
 class Ended:
     """The end of one command: what the host saw, and the open tops, which the receiver closes."""
 
-    __slots__ = ("directory", "disk_full", "limit", "outcome", "tops")
+    __slots__ = ("directory", "disk_full", "limit", "outcome", "scratch", "tops", "used")
 
     def __init__(self, message: dict[str, object], tops: list[int]) -> None:
         outcome = self.outcome = Outcome()
@@ -61,6 +61,8 @@ class Ended:
         free, size = message.get("free"), message.get("size")
         small = isinstance(free, int) and isinstance(size, int) and free * 50 < size and free < (1 << 20)
         self.disk_full = small
+        self.scratch = size - free if isinstance(size, int) and isinstance(free, int) else 0
+        self.used = int(_number(message.get("used")))  # in tops on disk, when a watcher looked last
         self.limit = str(message.get("limit") or "")
         self.directory = str(message.get("directory") or "")
         self.tops = tops

@@ -36,6 +36,7 @@ __all__ = ["Session", "Usage", "sessions"]
 _PATIENCE = 10.0  # seconds for the last processes of a sandbox whose launcher was killed
 #: In a live layer: when the command began at whose end nobody has looked at the layer yet.
 _UNNOTED = "unnoted"
+_SLACK = 1 << 20
 _LOOK = 0.05  # seconds at a command's end for what has to be known of its top
 
 
@@ -201,18 +202,22 @@ class Session:
         usage = self.usage(record)
         if usage.used >= limit:
             usage = self.usage(record, exact=True)
-        if usage.used >= limit:
+        if usage.frozen >= limit:
             raise SandboxError(
-                f"the session {self.name} takes {usage.used} bytes, and {limit} are allowed",
+                f"the frozen layers of the session {self.name} take {usage.frozen} bytes, and {limit} are "
+                "allowed: no command can change that",
                 code="session-full",
-                hint="allow more with --disk, flatten it, or discard it",
+                hint="allow more with --disk, flatten it, roll it back, or discard it",
                 used=usage.used,
                 limit=limit,
             )
-        rest = limit - usage.frozen
+        rest, live = limit - usage.frozen, usage.used - usage.frozen
+        largest = rest
+        if live >= rest:  # full: a command may still remove something, which takes a little itself
+            rest, largest = max(rest + _SLACK, live), _SLACK
         scopes["disk"] = "watched" + ", without caches" * ("without caches" in scopes.get("disk", ""))
-        watch["disk"], watch["disk-used"] = rest, usage.used - usage.frozen
-        spec.rlimits = {**spec.rlimits, "FSIZE": min(rest, spec.rlimits.get("FSIZE", rest))}
+        watch["disk"], watch["disk-used"] = rest, live
+        spec.rlimits = {**spec.rlimits, "FSIZE": min(largest, spec.rlimits.get("FSIZE", largest))}
 
     def leave(self, job: Job, result: Result, used: int = 0) -> Result:
         """Note the end of a command; returns its result with what is to be said of the session.
