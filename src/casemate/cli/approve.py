@@ -145,7 +145,7 @@ def _show(reviews: Reviews) -> None:
     page = Page(reviews, colour=is_colourful(2, dict(os.environ)))
     count = reviews.count()
     lines = [f"casemate: {count} change(s) wait for an answer:", *page.listing(lines_changed=True)]
-    texts = list(page.texts(Budget()))
+    texts = [line for lines in page.texts(Budget()) for line in lines]
     if len(texts) <= _SHORT:
         lines += texts
     put(2, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
@@ -153,7 +153,8 @@ def _show(reviews: Reviews) -> None:
 
 def _show_texts(reviews: Reviews, budget: Budget) -> None:
     page = Page(reviews, colour=is_colourful(2, dict(os.environ)))
-    put(2, "".join(f"{line}\n" for line in page.texts(budget)).encode("utf-8", "replace"))
+    for lines in page.texts(budget):
+        put(2, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
 
 
 def _line(question: str) -> str | None:

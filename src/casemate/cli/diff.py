@@ -115,36 +115,39 @@ class Page:
 
     # -- the texts -----------------------------------------------------------------------------------
 
-    def texts(self, budget: Budget) -> Iterator[str]:
-        """Unified diffs of what has a line of its own in the list, as far as ``budget`` goes."""
+    def texts(self, budget: Budget) -> Iterator[list[str]]:
+        """The unified diff, as lines, of each entry that has a line of its own in the list; as far as
+        ``budget`` goes.
+        """
         for number, (view, review) in enumerate(self._reviews.views):
             folds = self._folded[number]
             prefix = f"{view}/" if len(self._reviews.views) > 1 else ""
             for entry in review.entries:
-                if entry.path not in folds and (entry.held or not _is_below(entry.path, folds)):
-                    yield from self._text(review, entry, prefix, budget)
+                if folds and (entry.path in folds or (not entry.held and _is_below(entry.path, folds))):
+                    continue
+                if lines := self._text(review, entry, prefix, budget):
+                    yield lines
 
-    def _text(self, review: Review, entry: Entry, prefix: str, budget: Budget) -> Iterator[str]:
+    def _text(self, review: Review, entry: Entry, prefix: str, budget: Budget) -> list[str]:
         if entry.what in ("mode", "touched") or "dir" in (entry.kind, entry.kind_before):
-            return
+            return []
         difference = review.difference(entry, budget)
         text = difference.text
         links = [f"-{printable(entry.to_before)}"] if entry.to_before else []
         links += [f"+{printable(entry.to)}"] if entry.to else []
-        if text is None and not links and not difference.why:
-            return
+        if not links and not difference.why and (text is None or not text.lines):
+            return []
         old, new = (printable(prefix + path) for path in (entry.source or entry.path, entry.path))
-        yield self._paint(f"--- {'/dev/null' if entry.what == 'created' else f'a/{old}'}", "1")
-        yield self._paint(f"+++ {'/dev/null' if entry.what == 'deleted' else f'b/{new}'}", "1")
-        if links:
-            yield "@@ symbolic link @@"
-            yield from (self._paint(line, _COLOURS[line[0]]) for line in links)
-        if text is None:
-            if difference.why:
-                yield f"({difference.why}: {_sizes(entry)})"
-            return
-        yield from (self._paint(line, _COLOURS.get(line[:1], "")) for line in text.lines)
-        yield from _remarks(text)
+        head = [
+            f"--- {'/dev/null' if entry.what == 'created' else f'a/{old}'}",
+            f"+++ {'/dev/null' if entry.what == 'deleted' else f'b/{new}'}",
+        ]
+        lines = ["@@ symbolic link @@", *links] if links else []
+        lines += text.lines if text is not None else []
+        if self._colour:
+            head = [self._paint(line, "1") for line in head]
+            lines = [self._paint(line, _COLOURS.get(line[:1], "")) for line in lines]
+        return [*head, *lines, *_remarks(text, difference.why, _sizes(entry))]
 
 
 def _fold(entries: list[Entry]) -> dict[str, list[Entry]]:
@@ -230,15 +233,19 @@ def _sizes(entry: Entry) -> str:
     return f"{size_of(entry.size_before)} -> {size_of(entry.size)}"
 
 
-def _remarks(text: TextDiff) -> Iterator[str]:
-    """What a reader has to know of a diff beside its lines."""
+def _remarks(text: TextDiff | None, why: str, sizes: str) -> list[str]:
+    """What a reader has to know beside the lines."""
+    if text is None:
+        return [f"({why}: {sizes})"] if why else []
+    found: list[str] = []
     if text.hidden:
         told = ", ".join(f"{name} ({count})" for name, count in sorted(text.hidden.items()))
-        yield f"(not visible in an editor, shown as escapes: {told})"
+        found.append(f"(not visible in an editor, shown as escapes: {told})")
     if text.coarse:
-        yield "(too different to compare line by line)"
+        found.append("(too different to compare line by line)")
     if text.left_out:
-        yield f"({text.left_out} more lines: `casemate diff --only` shows a part)"
+        found.append(f"({text.left_out} more lines: `casemate diff --only` shows a part)")
+    return found
 
 
 def as_json(reviews: Reviews, kind: str, *, texts: bool) -> bytes:

@@ -181,8 +181,8 @@ def show(reviews: Reviews, words: CommandLine, state: str, title: str) -> int:
     if not stat:
         one = reviews.count() == 1
         budget = Budget(lines_each=20_000) if one else Budget()
-        for line in page.texts(budget):
-            put(1, f"{line}\n".encode())
+        for lines in page.texts(budget):
+            put(1, "".join(f"{line}\n" for line in lines).encode())
     return 0
 
 

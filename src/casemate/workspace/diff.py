@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 
-from casemate.sys.files import open_beneath
+from casemate.sys.files import DIRECTORY, open_beneath
 from casemate.workspace.content import same
 from casemate.workspace.doomed import Doomed
 from casemate.workspace.judge import Judge
@@ -44,6 +44,7 @@ class TopReview(Review):
     def __init__(self, top: int, workspace: str, options: ApplyOptions) -> None:
         super().__init__(workspace)
         self._top, self._options = top, options
+        self._new: tuple[str, int] = ("\0", -1)  # the directory of the top that was opened last
         self._done = options.journal.done if options.journal is not None else set[str]()
         try:
             self._look(workspace)
@@ -287,4 +288,21 @@ class TopReview(Review):
         """The new content, open for reading; None if there is none. Raises OSError."""
         if entry.what == "deleted" or entry.kind != FILE:
             return None
-        return open_content(self._top, entry.path)
+        directory, _, name = entry.path.rpartition("/")
+        if self._new[0] != directory:
+            self._close_new()
+            self._new = (directory, open_beneath(self._top, directory or ".", DIRECTORY))
+        try:
+            return os.open(name, OPEN_FILE | os.O_CLOEXEC, dir_fd=self._new[1])
+        except PermissionError:
+            return open_content(self._top, entry.path)
+
+    def close(self) -> None:
+        """Let go of the workspace."""
+        self._close_new()
+        super().close()
+
+    def _close_new(self) -> None:
+        if self._new[1] >= 0:
+            os.close(self._new[1])
+        self._new = ("\0", -1)

@@ -61,18 +61,52 @@ def _exact(review: Review, made: list[Entry], gone: list[Entry]) -> dict[str, En
         by_size.setdefault(entry.size_before, []).append(entry)
     paired: dict[str, Entry] = {}
     left = _MOST_BYTES
+    # Of small files: what is deleted, by size and content, each read once.
+    small: dict[int, dict[bytes, list[Entry]]] = {}
     for entry in made:
+        candidates, size = by_size.get(entry.size), entry.size
+        if not candidates:
+            continue
+        left -= size
+        if left < 0:
+            break
+        data: bytes | None = None
+        if size <= _TEXT:
+            if size not in small:
+                known = small[size] = {}
+                for old in candidates:
+                    left -= size
+                    if (content := _read(review.old, old)) is not None:
+                        known.setdefault(content, []).append(old)
+            data = _read(review.new, entry)
+            alike = [] if data is None else small[size].get(data, [])
+        else:
+            alike = [old for old in candidates if _is_same(review, entry, old)]
+            left -= size * len(candidates)
         name = entry.path.rpartition("/")[2]
-        candidates = by_size.get(entry.size, [])
-        for old in sorted(candidates, key=lambda old: old.path.rpartition("/")[2] != name):
-            if entry.size < _SMALL and old.path.rpartition("/")[2] != name:
-                break
-            left -= entry.size
-            if left > 0 and _is_same(review, entry, old):
-                paired[entry.path] = old
-                candidates.remove(old)
-                break
+        alike = sorted(alike, key=lambda old: old.path.rpartition("/")[2] != name)
+        if alike and (size >= _SMALL or alike[0].path.rpartition("/")[2] == name):
+            paired[entry.path] = alike[0]
+            candidates.remove(alike[0])
+            if data is not None:
+                small[size][data].remove(alike[0])
     return paired
+
+
+def _read(opener: Callable[[Entry], int | None], entry: Entry) -> bytes | None:
+    """The content of a small file."""
+    try:
+        fd = opener(entry)
+    except OSError:
+        return None
+    if fd is None:
+        return None
+    try:
+        return os.read(fd, _TEXT + 1)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def _is_same(review: Review, entry: Entry, old: Entry) -> bool:
@@ -113,18 +147,9 @@ def _similar(review: Review, made: list[Entry], gone: list[Entry]) -> dict[str, 
 
 def _lines(opener: Callable[[Entry], int | None], entry: Entry, size: int) -> dict[bytes, int]:
     """How often each line stands in a text; empty for what is none."""
-    if size > _TEXT:
-        return {}
-    try:
-        fd = opener(entry)
-    except OSError:
-        return {}
-    if fd is None:
-        return {}
-    with open(fd, "rb") as file:
-        data = file.read(_TEXT)
+    data = _read(opener, entry) if size <= _TEXT else None
     counts: dict[bytes, int] = {}
-    if not is_binary(data):
+    if data is not None and not is_binary(data):
         for line in data.splitlines():
             counts[line] = counts.get(line, 0) + 1
     return counts

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 
 import msgspec
 
 from casemate.errors import WorkspaceError
-from casemate.sys.files import open_beneath
+from casemate.sys.files import DIRECTORY, open_beneath
 from casemate.workspace.names import prefixes
 from casemate.workspace.scan import DIR, FILE, LINK, SPECIAL
 from casemate.workspace.textdiff import TextDiff, compare, is_binary
@@ -28,7 +27,7 @@ _LARGE = 1 << 20  # bytes of one version; more is not compared line by line
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
-class Entry(msgspec.Struct, kw_only=True, omit_defaults=True, rename="kebab"):
+class Entry(msgspec.Struct, kw_only=True, omit_defaults=True, rename="kebab", gc=False):
     """One change, for a person to decide about. Paths are Python file names: show them escaped only."""
 
     path: str
@@ -136,17 +135,18 @@ class Review:
     # -- looking at the workspace --------------------------------------------------------------------------
 
     def _stat(self, directory: str, name: str) -> os.stat_result | None:
-        if self._cached[0] != directory:
-            self._forget()
-            with suppress(OSError):
-                fd = open_beneath(self._root, directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-                self._cached = (directory, fd)
-        if self._cached[0] != directory:
-            return None
         try:
-            return os.stat(name, dir_fd=self._cached[1], follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
+            return os.stat(name, dir_fd=self._place(directory), follow_symlinks=False)
+        except OSError:
             return None
+
+    def _place(self, path: str) -> int:
+        """A directory of the workspace, open until another one is asked for. Raises OSError."""
+        if self._cached[0] != path:
+            self._forget()
+            fd = open_beneath(self._root, path or ".", DIRECTORY)
+            self._cached = (path, fd)
+        return self._cached[1]
 
     def _forget(self) -> None:
         if self._cached[1] >= 0:
@@ -159,7 +159,8 @@ class Review:
         """The old content, open for reading; None if there is none. Raises OSError."""
         if entry.what == "created" or (entry.kind_before or entry.kind) != FILE:
             return None
-        return open_beneath(self._root, entry.source or entry.path, OPEN_FILE)
+        directory, _, name = (entry.source or entry.path).rpartition("/")
+        return os.open(name, OPEN_FILE | os.O_CLOEXEC, dir_fd=self._place(directory))
 
     def new(self, entry: Entry) -> int | None:
         """The new content, open for reading; None if there is none. Raises OSError."""
@@ -185,10 +186,11 @@ def _read(fd: int | None) -> bytes | None:
     if fd is None:
         return None
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError("no regular file")
-        data = b""
-        while piece := os.read(fd, _LARGE + 1 - len(data)):
+        data = os.read(fd, min(status.st_size, _LARGE) + 1)
+        while len(data) < status.st_size and (piece := os.read(fd, _LARGE + 1 - len(data))):
             data += piece
         if len(data) > _LARGE:
             raise OSError("too large")

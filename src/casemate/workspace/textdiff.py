@@ -22,7 +22,11 @@ __all__ = ["Budget", "TextDiff", "compare", "is_binary", "visible"]
 _CONTEXT = 3
 _LINE = 1000  # characters that are shown of one line
 _SNIFF = 8000
+_STRIDE = 8  # lines that are compared at once
 _MOST_EDITS = 700  # each costs memory for all the shorter ways to it
+_NO_END = "\\ No newline at end of file"
+_UNENDED = "\n"  # at the end of a line, where it cannot be otherwise
+_PLAIN = bytes(range(32, 127)) + b"\t\n"
 _EMOJI_STYLE = "\ufe0f"
 
 
@@ -52,14 +56,13 @@ def is_binary(data: bytes) -> bool:
     return b"\0" in data[:_SNIFF]
 
 
-def visible(line: bytes, hidden: dict[str, int]) -> str:
-    """One line, without its end, as it may be shown; ``hidden`` counts what is shown as an escape."""
-    if len(line) > _LINE * 4:
-        line = line[: _LINE * 4 + 8]
-    text = line.decode("utf-8", "surrogateescape")
-    cut = len(text) > _LINE
-    if cut:
-        text = text[:_LINE]
+def visible(line: str, hidden: dict[str, int]) -> str:
+    """One line, without its end, as it may be shown; ``hidden`` counts what is shown as an escape.
+
+    Bytes that are not UTF-8 stand in it as surrogate escapes.
+    """
+    cut = len(line) > _LINE
+    text = line[:_LINE] if cut else line
     if not (text.isascii() and text.isprintable()):
         text = _escape(text, hidden)
     return f"{text} … (the line goes on)" if cut else text
@@ -91,9 +94,9 @@ def _is_hidden(character: str, before: str) -> bool:
 
 def compare(old: bytes, new: bytes, budget: Budget) -> TextDiff:
     """The unified diff of two texts, in no more lines and steps than ``budget`` still has."""
-    left, right = _lines(old), _lines(new)
     found = TextDiff()
-    blocks = list(_blocks(left, right, budget, found))
+    left, right = _Side(old, found.hidden), _Side(new, found.hidden)
+    blocks = list(_blocks(left.lines, right.lines, budget, found))
     room = min(budget.lines, budget.lines_each)
     at = 0
     while at < len(blocks):
@@ -106,61 +109,71 @@ def compare(old: bytes, new: bytes, budget: Budget) -> TextDiff:
     return found
 
 
-def _lines(data: bytes) -> list[bytes]:
-    """Lines with their ends, so that a missing last one is a difference."""
-    return data.splitlines(keepends=True) if b"\r" not in data else _lines_by_newline(data)
+class _Side:
+    """One text as lines. The last one, if its end is missing, has a mark: that is a difference, too."""
 
+    def __init__(self, data: bytes, hidden: dict[str, int]) -> None:
+        self._hidden = hidden
+        # Most of all text is nothing but ASCII: then no line has to be looked at for itself.
+        self._plain = not data.translate(None, _PLAIN)
+        text = data.decode("ascii") if self._plain else data.decode("utf-8", "surrogateescape")
+        self.lines = text.split("\n")
+        self._ended = not self.lines[-1]
+        if self._ended:
+            self.lines.pop()
+        else:
+            self.lines[-1] += _UNENDED
 
-def _lines_by_newline(data: bytes) -> list[bytes]:
-    # bytes.splitlines ends a line at a carriage return, too; nothing else does.
-    lines = [line + b"\n" for line in data.split(b"\n")]
-    last = lines.pop()[:-1]
-    return [*lines, last] if last else lines
+    def show(self, start: int, stop: int, mark: str, lines: list[str], free: int) -> int:
+        """Add lines to ``lines``, each behind ``mark``, but at most ``free``; returns what is free then."""
+        stop = min(stop, start + free)
+        chosen = self.lines[start:stop]
+        unended = stop == len(self.lines) and not self._ended and start < stop
+        if unended:
+            chosen[-1] = chosen[-1].removesuffix(_UNENDED)
+        if self._plain and len(max(chosen, key=len, default="")) < _LINE:
+            lines += [mark + line for line in chosen]
+        else:
+            hidden = self._hidden
+            lines += [mark + visible(line, hidden) for line in chosen]
+        if unended:
+            lines.append(_NO_END)
+        return free - (stop - start)
 
 
 def _hunk(
-    left: list[bytes], right: list[bytes], blocks: list[tuple[int, int, int, int]], found: TextDiff, room: int
+    left: _Side, right: _Side, blocks: list[tuple[int, int, int, int]], found: TextDiff, room: int
 ) -> None:
     """Add one hunk: some changed blocks with the lines around and between them."""
     first, last = blocks[0], blocks[-1]
     ahead = min(_CONTEXT, first[0])
-    behind = min(_CONTEXT, len(left) - last[1])
-    removed = sum(block[1] - block[0] for block in blocks)
-    added = sum(block[3] - block[2] for block in blocks)
-    found.removed += removed
+    behind = min(_CONTEXT, len(left.lines) - last[1])
+    added = 0
+    for start, stop, new_start, new_stop in blocks:
+        found.removed += stop - start
+        added += new_stop - new_start
     found.added += added
     total = 1 + ahead + behind + added + (last[1] - first[0])
-    begin = len(found.lines)
-    if begin >= room:
+    free = room - len(found.lines) - 1
+    if free < 0:
         found.left_out += total
         return
+    found.left_out += max(0, total - 1 - free)
     old = _range(first[0] - ahead, last[1] + behind)
     new = _range(first[2] - ahead, last[3] + behind)
-    lines = [f"@@ -{old} +{new} @@"]
-    hidden = found.hidden
+    lines = found.lines
+    lines.append(f"@@ -{old} +{new} @@")
     at = first[0] - ahead
-    left_room = room - begin - 1
     for start, stop, new_start, new_stop in blocks:
-        for mark, source, low, high in (
-            (" ", left, at, start), ("-", left, start, stop), ("+", right, new_start, new_stop),
-        ):  # fmt: skip
-            high = min(high, low + max(0, left_room))
-            left_room -= high - low
-            for line in source[low:high]:
-                _line(lines, mark, line, hidden)
+        if at < start:
+            free = left.show(at, start, " ", lines, free)
+        if start < stop:
+            free = left.show(start, stop, "-", lines, free)
+        if new_start < new_stop:
+            free = right.show(new_start, new_stop, "+", lines, free)
         at = stop
-    for line in left[at : at + min(behind, max(0, left_room))]:
-        _line(lines, " ", line, hidden)
-    shown = sum(1 for line in lines if not line.startswith("\\"))
-    found.lines += lines
-    found.left_out += total - shown
-
-
-def _line(lines: list[str], mark: str, line: bytes, hidden: dict[str, int]) -> None:
-    if line.endswith(b"\n"):
-        lines.append(mark + visible(line[:-1], hidden))
-    else:
-        lines += [mark + visible(line, hidden), "\\ No newline at end of file"]
+    if behind:
+        left.show(at, at + behind, " ", lines, free)
 
 
 def _range(start: int, stop: int) -> str:
@@ -171,13 +184,20 @@ def _range(start: int, stop: int) -> str:
 
 
 def _blocks(
-    left: list[bytes], right: list[bytes], budget: Budget, found: TextDiff
+    left: list[str], right: list[str], budget: Budget, found: TextDiff
 ) -> Iterator[tuple[int, int, int, int]]:
     """Where the texts differ: (start, stop) of the old lines and of the new ones, in order."""
     low, most = 0, min(len(left), len(right))
+    while low + _STRIDE <= most and left[low : low + _STRIDE] == right[low : low + _STRIDE]:
+        low += _STRIDE
     while low < most and left[low] == right[low]:
         low += 1
     high, rest = 0, most - low
+    ends = len(left), len(right)
+    while high + _STRIDE <= rest and (
+        left[ends[0] - high - _STRIDE : ends[0] - high] == right[ends[1] - high - _STRIDE : ends[1] - high]
+    ):
+        high += _STRIDE
     while high < rest and left[-1 - high] == right[-1 - high]:
         high += 1
     old, new = left[low : len(left) - high], right[low : len(right) - high]
@@ -195,7 +215,7 @@ def _blocks(
         yield low + start, low + stop, low + new_start, low + new_stop
 
 
-def _shortest(old: list[bytes], new: list[bytes], budget: Budget) -> list[tuple[int, int, int, int]] | None:
+def _shortest(old: list[str], new: list[str], budget: Budget) -> list[tuple[int, int, int, int]] | None:
     """The shortest edit from one list to the other as changed blocks; None if the work is not worth it."""
     furthest = {1: 0}
     trace: list[dict[int, int]] = []
@@ -215,6 +235,9 @@ def _shortest(old: list[bytes], new: list[bytes], budget: Budget) -> list[tuple[
             while x < size and y < other and old[x] == new[y]:
                 x += 1
                 y += 1
+                while x + _STRIDE <= size and old[x : x + _STRIDE] == new[y : y + _STRIDE]:
+                    x += _STRIDE
+                    y += _STRIDE
             budget.work -= x - start
             furthest[k] = x
             if x >= size and y >= other:
