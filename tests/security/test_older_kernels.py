@@ -23,10 +23,14 @@ from casemate.isolation.process.launcher import Launcher
 from casemate.sandbox import inline
 from casemate.sandbox.job import Request, prepare
 from casemate.settings import places
-attached, workspace, argv = sys.argv[2] == "attached", sys.argv[3], sys.argv[4:]
+attached, workspace, argv = sys.argv[2] != "detached", sys.argv[3], sys.argv[4:]
+if sys.argv[2] == "joined":
+    from casemate.sys import mounts
+    mounts.layers_by_path = lambda: False
 environ = dict(os.environ)
 launcher = Launcher(places(environ).run, attached=attached)
-request = Request(argv=tuple(argv), workspace=workspace, cwd=workspace, environ=environ)
+session = environ.pop("SESSION", "")
+request = Request(argv=tuple(argv), workspace=workspace, cwd=workspace, environ=environ, session=session)
 job = prepare(request, launcher.hierarchies, rootless=launcher.rootless)
 run = inline.InlineRun(launcher, job, inline.lock_workspace(job, wait=True))
 os.close(run.stdin)
@@ -101,6 +105,51 @@ def test_attached_parts_make_the_same_sandbox(installation: tuple[Path, Path], u
     with open("/proc/self/mounts") as mounts:
         left = [line for line in mounts if "/casemate/views/ws-attached" in line]
     assert left == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("uid", [0, 1000], ids=["root", "uid1000"])
+def test_layers_as_paths(installation: tuple[Path, Path], uid: int) -> None:
+    """A session whose commands get their layers as paths, as older kernels need it, and as descriptors: each
+    goes on from the one before, what is hidden stays hidden, and no mount stays.
+    """
+    site = next((installation[0].parent.parent / "lib").glob("python3*")) / "site-packages"
+    drop = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
+    with tempfile.TemporaryDirectory(dir="/srv", prefix="casemate-older-") as name:
+        tmp = Path(name)
+        workspace, home = tmp / "ws:a\\b", tmp / "home"
+        for directory in (tmp, workspace, home):
+            directory.mkdir(exist_ok=True)
+            os.chown(directory, uid, uid)
+            directory.chmod(0o755)
+        (tmp / "driver.py").write_text(_DRIVER)
+        (workspace / "f").write_text("0\n")
+        os.chown(workspace / "f", uid, uid)
+        env = {"PATH": PATH, "HOME": str(home)}
+
+        def session(*words: str) -> None:
+            argv = [*drop, str(installation[0]), "session", words[0], *words[1:]]
+            done = subprocess.run(argv, env=env, cwd=workspace, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+
+        for number in range(1, 7):
+            script = "cat f ~/h 2>/dev/null; mv d d$$ 2>/dev/null; mkdir -p d; echo $1 >>f; echo $1 >>~/h"
+            done = subprocess.run(
+                [*drop, PYTHON, "-I", str(tmp / "driver.py"), str(site),
+                 ("attached", "joined", "detached")[number % 3], str(workspace), "/bin/sh", "-c", script,
+                 "sh", str(number)],
+                env=env | {"SESSION": "s"}, capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            before = [str(one) for one in range(1, number)]
+            assert json.loads(done.stdout)["out"].split() == ["0", *before, *before], done.stdout
+            session("snapshot", "s")
+        assert (workspace / "f").read_text() == "0\n"
+        session("discard", "s")
+        with open("/proc/self/mounts") as mounts:
+            assert name not in mounts.read()
+    with open("/proc/self/mounts") as mounts:
+        assert [line for line in mounts if "/casemate/" in line and "/ws_a_b-" in line] == []
 
 
 @pytest.mark.root

@@ -25,6 +25,7 @@ __all__ = [
     "layers_by_path",
     "make_private",
     "move_mount",
+    "overlay_of_paths",
     "pivot_into",
     "restrict",
     "unmount",
@@ -69,6 +70,20 @@ def filesystem(
         return syscall(f"fsmount {kind}", _FSMOUNT, context, 1, attributes)
     finally:
         os.close(context)
+
+
+def overlay_of_paths(place: str, attributes: int, options: str) -> int:
+    """An overlay by mount(2), whose options may take 4 KiB together: detached, having been at ``place``.
+
+    Relative paths among the options start from the present directory. Raises OSError.
+    """
+    flags = ctypes.c_ulong(attributes)
+    if LIBC.mount(b"overlay", os.fsencode(place), b"overlay", flags, os.fsencode(options)) < 0:
+        raise fail("mount overlay")
+    try:
+        return clone_tree(AT_FDCWD, place)
+    finally:
+        unmount(place)
 
 
 def clone_tree(directory: int, path: str = "", *, recursive: bool = False, follow: bool = True) -> int:

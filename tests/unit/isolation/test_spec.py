@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate.errors import SandboxError
-from casemate.isolation.process.spec import Direct, Late, Spec, View, encode
+from casemate.isolation.process.spec import Direct, Late, Spec, Stack, View, encode
 from casemate.sys import packets
 
 text = st.text(st.characters(exclude_characters="\0"), max_size=20)
@@ -40,6 +40,7 @@ specs = st.builds(
     hostname=text,
     devices=st.lists(text, max_size=2),
     hide=st.lists(text, max_size=2),
+    stack=st.none() | st.builds(Stack, text, text, st.lists(text, max_size=3), st.lists(text, max_size=3)),
     direct=st.none()
     | st.builds(
         Direct, target=text, judge=text, paths=st.lists(text, max_size=2), protect=st.lists(text, max_size=2),

@@ -34,7 +34,6 @@ HOME_TOP = "home"
 _RUN = "run "
 _FLAGS = mounts.NOSUID | mounts.NODEV
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-_PATH_LIMIT = 255  # of a value for fsconfig
 
 
 class Place:
@@ -52,30 +51,52 @@ def mount_overlay(
 ) -> int:
     """An overlay, detached; ``lowers`` from the uppermost down. ``attached``: layers are given as paths.
 
-    Raises OSError; SandboxError (``too-many-layers``) where a kernel cannot take so many of them.
+    Raises OSError.
     """
     layers: list[tuple[str, str | int]]
     if not attached:
         layers = [("lowerdir+", place.handle) for place in lowers]
-    elif len(lowers) > 1 and mounts.layers_by_path():
+    elif len(lowers) == 1:
+        layers = [("lowerdir", _escaped(lowers[0].path))]
+    elif mounts.layers_by_path():
         layers = [("lowerdir+", place.path) for place in lowers]
     else:
-        joined = ":".join(_escaped(place.path) for place in lowers)
-        if len(lowers) > 1 and len(os.fsencode(joined)) > _PATH_LIMIT:
-            raise SandboxError(
-                f"this kernel cannot take {len(lowers)} layers under such long names",
-                code="too-many-layers",
-                hint="casemate session flatten NAME",
-            )
-        layers = [("lowerdir", joined)]
+        return _joined(lowers, top, work, rootless=rootless)
     if top is not None and work is not None:
         for name, place in (("upperdir", top), ("workdir", work)):
             layers.append((name, _escaped(place.path) if attached else place.handle))
-    volatile = top is not None
+    return mounts.filesystem("overlay", _FLAGS, layers, **_words(top is not None, rootless=rootless))
+
+
+def _words(volatile: bool, *, rootless: bool) -> dict[str, str | bool]:
     if rootless:
-        return mounts.filesystem("overlay", _FLAGS, layers, volatile=volatile, userxattr=True)
-    words = {"redirect_dir": "on", "metacopy": "off", "index": "off"}
-    return mounts.filesystem("overlay", _FLAGS, layers, volatile=volatile, **words)
+        return {"volatile": volatile, "userxattr": True}
+    return {"volatile": volatile, "redirect_dir": "on", "metacopy": "off", "index": "off"}
+
+
+def _joined(lowers: list[Place], top: Place | None, work: Place | None, *, rootless: bool) -> int:
+    """All layers in one option, as kernels before 6.7 want it: relative to where they lie, since there is
+    little room.
+    """
+    base = os.path.commonpath([place.path for place in lowers])
+    parts = {"lowerdir": lowers}
+    if top is not None and work is not None:
+        parts |= {"upperdir": [top], "workdir": [work]}
+    options: list[str] = []
+    for name, places in parts.items():
+        options.append(f"{name}={':'.join(_escaped(os.path.relpath(one.path, base)) for one in places)}")
+    for key, value in _words(top is not None, rootless=rootless).items():
+        options += [key if value is True else f"{key}={value}"] if value else []
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    place = f"{base}/joined"
+    os.mkdir(place, 0o700)
+    try:
+        os.chdir(base)
+        return mounts.overlay_of_paths(place, _FLAGS, ",".join(options))
+    finally:
+        os.fchdir(here)
+        os.close(here)
+        os.rmdir(place)
 
 
 def _escaped(path: str) -> str:
