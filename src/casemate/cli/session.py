@@ -23,7 +23,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.cli.kept import CommandLine
     from casemate.sandbox.kept import Kept
-    from casemate.workspace.records import Record
 
 __all__ = ["main", "review"]
 
@@ -160,59 +159,70 @@ def review(kept: Kept, words: CommandLine) -> int:
         session.close()
 
 
+class _Snapshot(msgspec.Struct, rename="kebab"):
+    id: str
+    made_ns: int
+
+
+class _Facts(msgspec.Struct, rename="kebab"):
+    """What is told of a session; sizes in bytes."""
+
+    name: str
+    made_ns: int = 0
+    used: int = 0
+    limit: int | None = None
+    layers: int = 0
+    changed: bool = False
+    applying: bool = False
+    running: str = ""
+    snapshots: tuple[_Snapshot, ...] = ()
+    views: tuple[str, ...] = ()
+    error: str = ""
+
+
 def _list(found: list[Session], *, as_json: bool) -> int:
-    told: list[dict[str, object]] = []
-    for session in found:
-        try:
-            record = session.record()
-        except CasemateError as error:
-            if error.code != "no-session":  # discarded just now
-                told.append({"name": session.name, "error": error.message})
-            continue
-        told.append(_facts(session, record))
+    told = [facts for session in found if (facts := _facts(session)) is not None]
     if as_json:
-        put(1, msgspec.json.encode(representable(told)) + b"\n")
+        put(1, msgspec.json.encode(representable(msgspec.to_builtins(told))) + b"\n")
         return 0
     lines = [text for facts in told for text in _told(facts)]
     put(1, ("\n".join(lines) + "\n").encode() if lines else b"there is no session in this workspace\n")
     return 0
 
 
-def _facts(session: Session, record: Record) -> dict[str, object]:
-    usage = session.usage(record, exact=True)
-    return {
-        "name": record.name,
-        "made-ns": record.made_ns,
-        "used": usage.used,
-        "limit": record.limit,
-        "layers": len(record.directories()) - 1,
-        "changed": session.store.changed(record),
-        "applying": record.applying,
-        "running": session.holder(),
-        "snapshots": [{"id": layer.id, "made-ns": layer.made_ns} for layer in record.snapshots],
-        "views": list(record.views),
-    }
+def _facts(session: Session) -> _Facts | None:
+    """None for one that was discarded just now."""
+    try:
+        record = session.record()
+    except CasemateError as error:
+        return None if error.code == "no-session" else _Facts(session.name, error=error.message)
+    return _Facts(
+        name=record.name,
+        made_ns=record.made_ns,
+        used=session.usage(record, exact=True).used,
+        limit=record.limit,
+        layers=len(record.directories()) - 1,
+        changed=session.store.changed(record),
+        applying=record.applying,
+        running=session.holder(),
+        snapshots=tuple(_Snapshot(layer.id, layer.made_ns) for layer in record.snapshots),
+        views=record.views,
+    )
 
 
-def _told(facts: dict[str, object]) -> list[str]:
-    if "error" in facts:
-        return [f"{facts['name']}: {escaped(str(facts['error']))}"]
-    used, limit = facts["used"], facts["limit"]
-    assert isinstance(used, int)  # noqa: S101
-    words = [f"{format_size(used)} used"]
-    if isinstance(limit, int):
-        words[0] += f" of {format_size(limit)}"
-    words.append(f"{facts['layers']} layers")
-    if facts["applying"]:
+def _told(facts: _Facts) -> list[str]:
+    if facts.error:
+        return [f"{facts.name}: {escaped(facts.error)}"]
+    limit = "" if facts.limit is None else f" of {format_size(facts.limit)}"
+    words = [f"{format_size(facts.used)} used{limit}", f"{facts.layers} layers"]
+    if facts.applying:
         words.append("an apply step did not end")
-    if facts["running"]:
-        words.append(f"in use by {escaped(str(facts['running']))}")
-    lines = [f"{facts['name']}: {', '.join(words)}"]
-    snapshots = facts["snapshots"]
-    assert isinstance(snapshots, list)  # noqa: S101
-    for item in snapshots:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(item["made-ns"] / 1e9))
-        lines.append(f"    {item['id']:10} {at}")
-    if facts["changed"]:
+    if facts.running:
+        words.append(f"in use by {escaped(facts.running)}")
+    lines = [f"{facts.name}: {', '.join(words)}"]
+    for item in facts.snapshots:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(item.made_ns / 1e9))
+        lines.append(f"    {item.id:10} {at}")
+    if facts.changed:
         lines.append("    and changes since")
     return lines

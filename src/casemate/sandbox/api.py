@@ -29,7 +29,7 @@ from casemate.workspace.records import check_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
     from concurrent.futures import Future
 
     from casemate.sandbox.gate import Reviewer
@@ -228,7 +228,7 @@ class AsyncSandbox:
             return await asyncio.to_thread(session.leave, job, result, result.disk["seen"])
 
     @asynccontextmanager
-    async def _holding(self, job: Job) -> AsyncIterator[None]:
+    async def _holding(self, job: Job) -> AsyncGenerator[None, None]:
         """Hold the lock of the workspace or the session."""
         # In this loop they queue in order; only the first has to look whether another process is done.
         async with _queue(job.lock):

@@ -21,7 +21,7 @@ from casemate.workspace.scan import lock_again
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from typing import Any
 
     from casemate.sandbox.job import Job
@@ -69,7 +69,7 @@ class _SessionTops(Tops):
 
 
 @contextmanager
-def review_session(session: Session, job: Job) -> Iterator[Reviews]:
+def review_session(session: Session, job: Job) -> Generator[Reviews, None, None]:
     """What the session would change now, view by view. Preconditions: its lock is held, and the workspace's.
 
     Raises WorkspaceError.

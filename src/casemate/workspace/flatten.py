@@ -26,7 +26,7 @@ from casemate.workspace.scan import MODE, unlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
 __all__ = ["flatten"]
 
@@ -155,7 +155,7 @@ class _Flattening:
         self.seen += len(known)
 
     @contextmanager
-    def _reading(self, spot: _Spot) -> Iterator[int]:
+    def _reading(self, spot: _Spot) -> Generator[int, None, None]:
         """A directory of a top, open, whatever mode the command has given it; those above it have been."""
         handle = open_beneath(self.tops[spot.top], spot.path or ".", DIRECTORY)
         try:

@@ -31,7 +31,7 @@ from casemate.workspace.records import HOME, START, VERSION, Layer, Record, chec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
 __all__ = ["MOST_LAYERS", "Store"]
 
@@ -56,7 +56,7 @@ class Store:
         self.redirects = not rootless
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
+    def _locked(self) -> Generator[int, None, None]:
         """The store's own lock, for a moment; gives its directory. The kernel drops it with its holder."""
         handle = self._lock()
         try:
@@ -258,7 +258,7 @@ class Store:
         return record
 
     @contextmanager
-    def _as_one(self, record: Record, layers: Sequence[Layer]) -> Iterator[Sequence[Layer]]:
+    def _as_one(self, record: Record, layers: Sequence[Layer]) -> Generator[Sequence[Layer], None, None]:
         """One layer in the place of several; their last snapshot is its."""
         full = [layer for layer in layers if layer.directory]
         if len(full) > 1:
@@ -269,7 +269,9 @@ class Store:
             yield [msgspec.structs.replace(layers[-1], directory=full[0].directory)] if full else layers[-1:]
 
     @contextmanager
-    def merging(self, record: Record, views: Sequence[str], homes: Sequence[str]) -> Iterator[str]:
+    def merging(
+        self, record: Record, views: Sequence[str], homes: Sequence[str]
+    ) -> Generator[str, None, None]:
         """A new layer that is what others (oldest first) are together, of the views and of HOME: its name.
 
         Nobody removes it within the block; afterwards it is garbage unless a record names it.

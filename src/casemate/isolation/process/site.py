@@ -474,7 +474,8 @@ class SiteMaker:
 
     def _id_map(self, owner: tuple[int, int] | None, uid: int) -> int:
         """A user namespace in which ``owner`` is ``uid``; None: the owner of what a session keeps."""
-        key = (*(owner or (-1, -1)), uid)
+        one, other = owner if owner is not None else (-1, -1)
+        key = (one, other, uid)
         if key not in self._maps:
             pairs = stacks.owners(uid), stacks.owners(uid)
             if owner is not None:
