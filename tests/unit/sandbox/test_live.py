@@ -102,13 +102,14 @@ def test_none_can_be_made(tmp_path: Path) -> None:
 def test_rubbish(tmp_path: Path, rubbish: bytes) -> None:
     """What is no request ends its caller's connection and nobody else's; what came with it is closed."""
     with served(tmp_path) as made, caller(tmp_path) as endpoint, caller(tmp_path) as other:
+        until(lambda: len(made.live._callers) == 2)
         before = len(os.listdir("/proc/self/fd"))
         packets.send(endpoint, rubbish, [0])
         assert endpoint.recv(100) == b""
         handle = ask(other)
         os.close(handle)
         assert made.dialled == 1
-        until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+        until(lambda: len(os.listdir("/proc/self/fd")) < before)
 
 
 def test_many_callers(tmp_path: Path) -> None:
