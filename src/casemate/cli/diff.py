@@ -137,7 +137,8 @@ class Page:
         links += [f"+{printable(entry.to)}"] if entry.to else []
         if not links and not difference.why and (text is None or not text.lines):
             return []
-        old, new = (printable(prefix + path) for path in (entry.source or entry.path, entry.path))
+        new = printable(prefix + entry.path)
+        old = printable(prefix + entry.source) if entry.source else new
         head = [
             f"--- {'/dev/null' if entry.what == 'created' else f'a/{old}'}",
             f"+++ {'/dev/null' if entry.what == 'deleted' else f'b/{new}'}",
@@ -147,7 +148,9 @@ class Page:
         if self._colour:
             head = [self._paint(line, "1") for line in head]
             lines = [self._paint(line, _COLOURS.get(line[:1], "")) for line in lines]
-        return [*head, *lines, *_remarks(text, difference.why, _sizes(entry))]
+        if text is None or text.hidden or text.coarse or text.left_out:
+            lines += _remarks(text, difference.why, _sizes(entry))
+        return [*head, *lines]
 
 
 def _fold(entries: list[Entry]) -> dict[str, list[Entry]]:

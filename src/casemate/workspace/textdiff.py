@@ -217,44 +217,49 @@ def _blocks(
 
 def _shortest(old: list[str], new: list[str], budget: Budget) -> list[tuple[int, int, int, int]] | None:
     """The shortest edit from one list to the other as changed blocks; None if the work is not worth it."""
-    furthest = {1: 0}
-    trace: list[dict[int, int]] = []
     size, other = len(old), len(new)
-    for distance in range(size + other + 1):
+    most = min(_MOST_EDITS, size + other)
+    # By diagonal, from the middle: how far along the old list a path of so many edits gets.
+    middle = most + 1
+    furthest = [0] * (2 * most + 3)
+    trace: list[list[int]] = []
+    for distance in range(most + 1):
         budget.work -= distance + 16
-        if budget.work < 0 or distance > _MOST_EDITS:
+        if budget.work < 0:
             return None
-        trace.append(furthest.copy())
-        for k in range(-distance, distance + 1, 2):
-            if k == -distance or (k != distance and furthest[k - 1] < furthest[k + 1]):
-                x = furthest[k + 1]
-            else:
-                x = furthest[k - 1] + 1
-            y = x - k
-            start = x
-            while x < size and y < other and old[x] == new[y]:
-                x += 1
-                y += 1
-                while x + _STRIDE <= size and old[x : x + _STRIDE] == new[y : y + _STRIDE]:
-                    x += _STRIDE
-                    y += _STRIDE
-            budget.work -= x - start
-            furthest[k] = x
+        trace.append(furthest[middle - distance - 1 : middle + distance + 2])
+        last = middle + distance
+        for at in range(middle - distance, last + 1, 2):
+            x = furthest[at - 1] + 1
+            if at != last and (x <= furthest[at + 1] or at == middle - distance):
+                x = furthest[at + 1]
+            elif not distance:
+                x = 0
+            y = x - at + middle
+            if x < size and y < other and old[x] == new[y]:
+                begin = x
+                while x < size and y < other and old[x] == new[y]:
+                    x += 1
+                    y += 1
+                    while x + _STRIDE <= size and old[x : x + _STRIDE] == new[y : y + _STRIDE]:
+                        x += _STRIDE
+                        y += _STRIDE
+                budget.work -= x - begin
+            furthest[at] = x
             if x >= size and y >= other:
                 return _walk_back(trace, size, other)
     return None
 
 
-def _walk_back(trace: list[dict[int, int]], x: int, y: int) -> list[tuple[int, int, int, int]]:
+def _walk_back(trace: list[list[int]], x: int, y: int) -> list[tuple[int, int, int, int]]:
     """The changed blocks of the path that was found, in order."""
     blocks: list[tuple[int, int, int, int]] = []
     for distance in range(len(trace) - 1, 0, -1):
         furthest = trace[distance]
-        k = x - y
-        down = k == -distance or (k != distance and furthest[k - 1] < furthest[k + 1])
-        before = k + 1 if down else k - 1
-        old_x = furthest[before]
-        old_y = old_x - before
+        at = x - y + distance + 1  # in this round's part of the diagonals
+        down = at == 1 or (at != 2 * distance + 1 and furthest[at - 1] < furthest[at + 1])
+        old_x = furthest[at + 1] if down else furthest[at - 1]
+        old_y = old_x - (x - y + 1 if down else x - y - 1)
         # The step itself; the common lines after it belong to no block.
         stop_x, stop_y = (old_x, old_y + 1) if down else (old_x + 1, old_y)
         if blocks and blocks[-1][0] == stop_x and blocks[-1][2] == stop_y:
