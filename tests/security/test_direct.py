@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ import pytest
 
 from tests.security import matrix
 from tests.security.engines import ENGINE, Request
-from tests.security.lab import drop_to
+from tests.security.lab import PYTHON, drop_to
 from tests.security.rows import ROWS, Row
 from tests.security.test_bypass_files import FOLDED, PROTECTED
 from tests.security.test_bypass_git import VECTORS, prepare, use_git
@@ -413,3 +414,45 @@ def test_what_a_broker_may(scene: Scene) -> None:
     uids = set(status["Uid"].split())
     assert len(uids) == 1
     assert (int(uids.pop()) >= 0x70000000) == (scene.world.uid == 0)
+
+
+_OLDER = """
+import json, os, sys
+sys.path[:0] = [sys.argv[1]]
+from casemate.isolation.process.launcher import Launcher
+from casemate.policy.model import FlagLayer
+from casemate.sandbox import inline
+from casemate.sandbox.job import Request, prepare
+from casemate.settings import places
+environ = dict(os.environ)
+launcher = Launcher(places(environ).run, attached=True)
+request = Request(argv=tuple(sys.argv[3:]), workspace=sys.argv[2], cwd=sys.argv[2], environ=environ,
+                  flags=FlagLayer(workspace="direct"))
+job = prepare(request, launcher.hierarchies, rootless=launcher.rootless)
+run = inline.InlineRun(launcher, job, None)
+os.close(run.stdin)
+out, err = open(run.stdout).read(), open(run.stderr).read()
+result = run.finish(limit="", stderr_tail=err.encode())
+launcher.close()
+kinds = [denial.kind for denial in result.denials]
+print(json.dumps({"out": out, "err": err, "code": result.exit_code, "kinds": kinds}))
+"""
+
+
+def test_on_older_kernels(installation: tuple[Any, Any], scene: Scene) -> None:
+    """Where detached mounts cannot be nested (before Linux 6.15) it holds as well."""
+    site = next((installation[0].parent.parent / "lib").glob("python3*")) / "site-packages"
+    script = "echo a >one; exec 3>>one; echo b >/dev/fd/3; chmod 600 one; cat one; echo x >.envrc; mkdir d"
+    argv = [PYTHON, "-I", "-c", _OLDER, str(site), str(scene.ws), "/bin/sh", "-c", script]
+    done = subprocess.run(
+        [*drop_to(scene.world.uid), *argv],
+        cwd=scene.ws, env=scene.world.environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["out"], answer["code"]) == ("b\n", 0), answer
+    assert answer["kinds"] == ["refused-protected"]
+    assert (scene.ws / "d").is_dir()
+    assert stat.S_IMODE((scene.ws / "one").stat().st_mode) == 0o600
+    with open("/proc/self/mounts") as mounts:
+        assert str(scene.ws) not in mounts.read()

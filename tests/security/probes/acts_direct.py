@@ -407,7 +407,13 @@ def semantics(p: Params) -> Result:
     found["access"] = [
         os.access(name, os.W_OK) for name in ("masked", ".", "src", ".mcp.json", ".vscode", "/tmp")
     ]
-    table: dict[str, Callable[[], object]] = {
+    found.update(attempts(ordinary(p["ws"])))
+    return found
+
+
+def ordinary(ws: str) -> dict[str, Callable[[], object]]:
+    """What programs do and meet every day."""
+    return {
         "exclusive": lambda: write("masked", "x", NEW | os.O_EXCL),
         "missing": lambda: write("nothing/here", "x"),
         "no such file": lambda: write("nothing", "x", W),
@@ -427,7 +433,7 @@ def semantics(p: Params) -> Result:
         "no follow": lambda: (os.symlink("masked", "sym"), write("sym", "x", W | os.O_NOFOLLOW)),
         "through a link": lambda: write("sym", "through", W | os.O_TRUNC),
         "through a link of /tmp": lambda: (
-            os.symlink(p["ws"], "/tmp/ws"),
+            os.symlink(ws, "/tmp/ws"),
             write("/tmp/ws/by_tmp.txt", "x"),
         ),
         "a dangling link": lambda: (os.symlink("made_by_link", "dangling"), write("dangling", "x")),
@@ -437,8 +443,6 @@ def semantics(p: Params) -> Result:
         "unlinked and written": unlinked,
         "execute": lambda: execute(),
     }
-    found.update(attempts(table))
-    return found
 
 
 def unlinked() -> None:

@@ -135,7 +135,7 @@ def test_what_is_judged_by_content(judge: LiveJudge) -> None:
 
 
 def test_settings_of_the_host_stay(judge: LiveJudge, ws: Path) -> None:
-    """Unsafe settings that the host has written may stay as they are, in their order; no other may be added."""
+    """Unsafe settings that the host has written may stay, in their order; no other may be added."""
     own = b"[core]\n\thooksPath = x\n[alias]\n\ty = !z\n"
     (ws / ".git/config").write_bytes(own)
     assert not judge.accepts(".git/config", own + b"[user]\n\tname = N\n")

@@ -25,6 +25,7 @@ from contextlib import suppress
 
 from casemate.isolation.process.deeds import SPECIAL_BITS, Deeds, Elsewhere, Refused
 from casemate.isolation.process.reach import AT_FDCWD, Place, Reach
+from casemate.isolation.process.record import Record
 from casemate.sys.files import chmod_fd
 from casemate.sys.notify import Listener, read_memory, read_text
 from casemate.sys.syscalls import TABLES, native
@@ -44,8 +45,6 @@ _UNNAMED = 0o20000000  # what O_TMPFILE is beside O_DIRECTORY
 _EXCLUSIVE = os.O_CREAT | os.O_EXCL
 _TIMES_SIZE = 32
 _MOST_MASKS, _MASK_KNOWN = 4096, 1.0
-_REPORTED, _MOST_EXECUTABLES = 200, 1000
-_PATH_SHOWN = 4096
 
 
 class Broker:
@@ -63,12 +62,10 @@ class Broker:
         lock: AbstractContextManager[None],
     ) -> None:
         self._listener, self._reach = listener, reach
-        self._deeds = Deeds(reach.tree, judge, self._executable)
-        self._record, self._lock = record, lock
+        self._record, self._lock = Record(record), lock
+        self._deeds = Deeds(reach.tree, judge, self._record.executable)
         self._masks: dict[int, tuple[int, float]] = {}
         self._mask = -1
-        self._told: set[tuple[str, str]] = set()
-        self._executables: set[str] = set()
         numbers = TABLES[native()]
         acts: dict[str, Callable[..., int]] = {name: getattr(self, f"_{act}") for name, act in CALLS.items()}
         self._acts = {numbers[name]: act for name, act in acts.items() if name in numbers}
@@ -93,32 +90,13 @@ class Broker:
             self._listener.let_through(number)
         except OSError as error:
             if isinstance(error, Refused):
-                self._tell(error)
+                self._record.refused(error.reason, error.path)
             self._listener.refuse(number, error.errno or errno.EIO)
         except Exception as error:  # a mistake of ours: nobody else's call is to suffer for it
-            self._tell(Refused(f"internal: {type(error).__name__}: {error}", ""))
+            self._record.refused(f"internal: {type(error).__name__}: {error}", "")
             self._listener.refuse(number, errno.EIO)
         else:
             self._listener.answer(number, value)
-
-    def _tell(self, refused: Refused) -> None:
-        """Note a refusal, once; who reads the record knows that it was written here, not by the command."""
-        key = (refused.reason, refused.path)
-        if key in self._told or len(self._told) > _REPORTED:
-            return
-        self._told.add(key)
-        self._note("refused", refused.reason, refused.path)
-
-    def _executable(self, path: str) -> None:
-        if path not in self._executables and len(self._executables) < _MOST_EXECUTABLES:
-            self._executables.add(path)
-            self._note("executable", path)
-
-    def _note(self, *words: str) -> None:
-        """A line of the record. A newline in a name would begin another: such a name is shown changed."""
-        line = "\0".join(word[:_PATH_SHOWN].replace("\n", "\\n") for word in words)
-        with suppress(OSError):
-            os.write(self._record, line.encode("utf-8", "surrogateescape") + b"\n")
 
     # -- what a call means ---------------------------------------------------------------------------
 
@@ -410,7 +388,7 @@ class Broker:
                     place = self._reach.place_of(handle)
                     if place is not None:
                         place.close()
-                        self._executable(place.path)
+                        self._record.executable(place.path)
             finally:
                 os.close(handle)
 
@@ -487,13 +465,11 @@ class Broker:
         return self._change(number, lambda: self._deeds.change_times(place, wanted), place)
 
     def _memory(self, thread: int, address: int, size: int) -> bytes:
-        try:
+        with suppress(OSError):
             data = read_memory(thread, address, size)
-        except OSError:
-            raise Elsewhere from None
-        if len(data) != size:
-            raise Elsewhere
-        return data
+            if len(data) == size:
+                return data
+        raise Elsewhere
 
     def _access(self, number: int, thread: int, path: int, mode: int, *_: int) -> int:
         return self._faccessat2(number, thread, AT_FDCWD, path, mode, 0)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from casemate.isolation.process.deeds import Judge
-    from casemate.isolation.process.outcome import Outcome
     from casemate.isolation.process.spec import Direct, Spec
     from casemate.sys.bpf import Prepared as PreparedFilter
 
@@ -40,7 +39,6 @@ _LONGEST_SCAN, _MOST_DIRECTORIES = 20.0, 500_000  # seconds; how many wait to be
 _MOST_MEMORY = 512 << 20  # of a broker, should anything in it grow after all
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LISTENER, _READY = b"listener", b"ready"
-_RECORD_LIMIT = 8 << 20
 
 
 def special_files(tree: int) -> list[str]:
@@ -135,16 +133,6 @@ class DirectSite:
         self.pid = pid
         os.close(pidfd)
         os.close(channel)
-
-    def read_record(self, outcome: Outcome) -> None:
-        """Take what the broker has noted, a bounded number: what it refused, files that can be executed."""
-        outcome.refused, outcome.executables = [], []
-        for line in os.pread(self.record, _RECORD_LIMIT, 0).decode("utf-8", "surrogateescape").split("\n"):
-            kind, *words = line.split("\0")
-            if kind == "refused" and len(words) == 2:
-                outcome.refused.append((words[0], words[1]))
-            elif kind == "executable" and len(words) == 1:
-                outcome.executables.append(words[0])
 
     def stop(self) -> None:
         """End the broker; nobody it could serve is left."""

@@ -370,7 +370,9 @@ class Launcher:
         outcome = running.outcome
         interpret(running.record, outcome)
         if running.site.direct is not None:
-            running.site.direct.read_record(outcome)
+            from casemate.isolation.process import record
+
+            record.read(running.site.direct.record, outcome)
         if running.site.group is not None:
             outcome.events = running.site.group.events(failed=outcome.status != 0)
         return outcome

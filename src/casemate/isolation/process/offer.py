@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from casemate.isolation.process.launcher import Launcher
-from casemate.sys import capture, cgroups, landlock, mounts, namespaces, process
+from casemate.sys import capture, cgroups, landlock, mounts, namespaces, notify, process
 from casemate.sys.native import machine
 
 TYPE_CHECKING = False
@@ -67,6 +67,7 @@ def probe(runtime: str) -> Offer:
     found.append(_landlock())
     found.append(_seccomp())
     found.append(_memfd(root))
+    found.append(_direct())
     found.append(_capture(root))
     found += _limits(root)
     found.append(_launcher(runtime))
@@ -236,6 +237,18 @@ def _seccomp() -> Protection:
         status="enforced" if good else "missing",
         found="filter mode" if good else f"kernel {known}, machine {machine()}",
         needed="CONFIG_SECCOMP_FILTER on x86_64 or aarch64",
+    )
+
+
+def _direct() -> Protection:
+    good = notify.available()
+    return Protection(
+        name="direct workspaces",
+        status="enforced" if good else "missing",
+        found="yes: what protects names refuses at once" if good else f"Linux {os.uname().release}",
+        needed="seccomp notification that waits for the answer (Linux 5.19)",
+        get="" if good else 'a newer kernel, or filesystem.workspace = "write"',
+        required=False,
     )
 
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import filter as seccomp
 from casemate.isolation.process import seal, stacks
+from casemate.isolation.process.private import HOME, account_files, make_mount_point
 from casemate.isolation.process.template import Template
 from casemate.isolation.process.trees import make_directory
 from casemate.sys import cgroups, landlock, loop, mounts, namespaces
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HOME", "Site", "SiteMaker"]
 
-HOME = "/home/sandbox"
 _FLAGS = mounts.NOSUID | mounts.NODEV
 _HIDDEN = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
 
@@ -190,15 +190,13 @@ class SiteMaker:
             self._make_direct(site, site.spec.direct)
 
     def _show_socket(self, site: Site, path: str) -> None:
-        """A socket of the host: its owner appears as the sandbox, so that its mode means what it means out."""
+        """A socket of the host: its owner appears as the sandbox, so that its mode means the same inside."""
         facts = os.stat(path)
         if not stat.S_ISSOCK(facts.st_mode):
             raise SandboxError(f"{path} is no socket any more", code="socket-gone", path=path)
         part = self._host_directory(site, path, (facts.st_uid, facts.st_gid))
         site.parts.append((part, path))
-        for place, name in (("/tmp/", "tmp/"), ("/var/tmp/", "vartmp/")):
-            if path.startswith(place):
-                _make_mount_point(site.scratch, name + path.removeprefix(place), directory=False)
+        make_mount_point(site.scratch, path, directory=False)
 
     def _make_direct(self, site: Site, wanted: Direct) -> None:
         """The writable mount of the workspace, for its broker; covers over what the other leaves usable."""
@@ -296,7 +294,7 @@ class SiteMaker:
         for path, content in spec.home.items():
             self._make_directories(site, os.path.dirname(f"home/{path}"))
             self._write(site, f"home/{path}", content, 0o600, give=True)
-        for name, content in _account_files(site.uid, site.gid).items():
+        for name, content in account_files(site.uid, site.gid).items():
             self._write(site, name, content, 0o444)
             part = mounts.clone_tree(scratch, name)
             mounts.restrict(part, mounts.RDONLY | _FLAGS)
@@ -358,10 +356,7 @@ class SiteMaker:
     def _make_lower(self, site: Site, number: int) -> int:
         view = site.spec.views[number]
         lower = self._host_directory(site, view.source, view.owner)
-        for place, name in (("/tmp/", "tmp/"), ("/var/tmp/", "vartmp/")):
-            if view.target.startswith(place):
-                directory = stat.S_ISDIR(os.fstat(lower).st_mode)
-                _make_mount_point(site.scratch, name + view.target.removeprefix(place), directory=directory)
+        make_mount_point(site.scratch, view.target, directory=stat.S_ISDIR(os.fstat(lower).st_mode))
         return lower
 
     def _make_stacked(self, site: Site, below_home: list[str]) -> None:
@@ -503,27 +498,3 @@ class SiteMaker:
         cover = mounts.clone_tree(site.scratch, name)
         mounts.restrict(cover, _HIDDEN)
         site.parts.append((cover, target))
-
-
-def _make_mount_point(scratch: int, path: str, *, directory: bool) -> None:
-    """Make the mount point of a view that lies below /tmp, which is new and empty in each sandbox."""
-    parts = path.split("/")
-    for depth in range(2, len(parts) + (1 if directory else 0)):
-        try:
-            os.mkdir("/".join(parts[:depth]), 0o755, dir_fd=scratch)
-        except FileExistsError:
-            continue
-    if not directory:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444, dir_fd=scratch))
-
-
-def _account_files(uid: int, gid: int) -> dict[str, str]:
-    """A passwd and a group file in which the sandbox's uid has a name (node and ssh insist on one)."""
-    return {
-        "passwd": (
-            "root:x:0:0:root:/root:/usr/sbin/nologin\n"
-            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-            f"sandbox:x:{uid}:{gid}:sandbox:{HOME}:/bin/bash\n"
-        ),
-        "group": f"root:x:0:\nnogroup:x:65534:\nsandbox:x:{gid}:\n",
-    }
