@@ -141,7 +141,7 @@ endpoint.connect(sys.argv[1])
 try:
     endpoint.sendall(b"w1")
     print(len(endpoint.recv(100)))
-except BrokenPipeError:
+except (BrokenPipeError, ConnectionResetError):
     print(0)
 """
 
