@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import machine
+from bench import layers, machine
 from bench.measure import Cell, Limits, collect, summarise
 
 if TYPE_CHECKING:
@@ -199,6 +199,12 @@ FIGURES = (
     Figure("diff_1000", "the list and every unified diff", 50.0, diff_texts),
     Figure("diff_ru", "diff -ruN of the two complete trees", None, diff_of_two_trees),
     Figure("apply_1000", "applying them", None, apply_all),
+    Figure("snapshot_50k", "a snapshot of a session with 50,000 changed files", 5.0, layers.snapshot),
+    Figure("branch_50k", "a branch of it", 5.0, layers.branch),
+    Figure("rollback_50k", "a roll-back that drops them", 5.0, layers.roll_back),
+    Figure("flatten_2x1000", "two layers of 1,000 files made one", None, layers.flatten),
+    Figure("run_session", "true from Python in a session", None, layers.run_in_a_session),
+    Figure("run_single", "true from Python in none", None, layers.run_single),
 )
 
 
