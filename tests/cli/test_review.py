@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -329,3 +331,92 @@ def test_a_run_that_was_killed_is_told_from_one_that_waits(caller: Caller, proje
     assert caller.cli("apply", cwd=project).code == 0
     assert (project / "mod").read_text() == "1\n2\n"
     caller.groups_cleaned_by(project)
+
+
+MANY = """
+import os, shutil
+for n in range(150):
+    with open(f"old{n}", "w") as f: f.write("new" * 20000)
+    os.makedirs(f"new{n % 10}/d{n}"); open(f"new{n % 10}/d{n}/f", "w").write("made" * 20000)
+    os.symlink(f"old{n}", f"link{n}")
+shutil.rmtree("gone"); shutil.rmtree("again"); os.mkdir("again"); open("again/f", "w").write("2")
+open(".envrc", "w").write("protected"); os.mkdir(".vscode"); open(".vscode/tasks.json", "w").write("t" * 9000)
+os.chmod("mode", 0o755)
+"""
+
+
+def furnish(caller: Caller, ws: Path) -> None:
+    """A workspace for ``MANY``."""
+    for name in ("gone", "again"):
+        (ws / name).mkdir()
+        os.chown(ws / name, caller.uid, caller.uid)
+    for number in range(150):
+        caller.file(ws / f"old{number}", "old")
+        caller.file(ws / f"gone/f{number}", "old")
+    for name in ("again/f", "again/g", "mode"):
+        caller.file(ws / name, "1")
+
+
+def picture(ws: Path) -> dict[str, tuple[int, str]]:
+    """Names, modes and contents."""
+    found = {}
+    for path in ws.rglob("*"):
+        text = os.readlink(path) if path.is_symlink() else path.read_text() if path.is_file() else ""
+        found[str(path.relative_to(ws))] = (path.lstat().st_mode, text)
+    return found
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_apply_killed_at_any_moment(caller: Caller, ws: Path, part: bool) -> None:
+    """kill -9 of ``casemate apply``, over and over at later and later moments: what is there in the end is
+    what an undisturbed one makes, in the workspace and among the held-back changes.
+    """
+    other = caller.workspace()
+    results = []
+    for place, killing in ((other, False), (ws, True)):
+        furnish(caller, place)
+        assert caller.py(place, MANY, flags=("--apply", "none", "--quiet")).code == 0
+        words = ("apply", "--only", "old*", "--only", "again") if part else ("apply",)
+        kills, ended = 0, False
+        for step in range(60 if killing else 0):
+            process = caller.start(*words, cwd=place)
+            end = os.times().elapsed + 0.06 + step * 0.015
+            until(lambda end=end, process=process: os.times().elapsed >= end or process.poll() is not None)  # type: ignore[misc]
+            ended = process.poll() is not None
+            for pid in [*_children(process.pid), process.pid]:
+                _kill(pid)
+            caller.end(process)
+            kills += not ended
+            if ended:
+                break
+        if not ended:
+            last = caller.cli(*words, cwd=place)
+            assert last.code == 0, last
+        assert kills > 3 or not killing, "the control: some were killed on their way"
+        found = changes(caller, place)
+        results.append(
+            (
+                picture(place),
+                [sorted(what for what, _ in item["changes"]) for item in found["pending"]],
+                [sorted((unit["path"], unit["entries"]) for unit in item["units"]) for item in found["held"]],
+            )
+        )
+        for item in found["pending"]:
+            assert caller.cli("discard", item["name"], cwd=place).code == 0
+        for item in found["held"]:
+            assert caller.cli("discard", item["name"], "--all", cwd=place).code == 0
+    assert results[0] == results[1]
+    assert results[0][0]["old7"][1] == "new" * 20000
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
