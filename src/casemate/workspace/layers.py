@@ -325,7 +325,7 @@ class Store:
     # -- applying --------------------------------------------------------------------------------------
 
     def begin_apply(self, record: Record, now_ns: int) -> Record:
-        """Make all changes one frozen layer that is this session's alone, the last one; until ``end_apply``
+        """Make all changes one frozen layer, the last one, that no other session has; until ``end_apply``
         nothing else may be done with the session. Goes on with an apply step that did not end.
         """
         if record.applying:
