@@ -391,7 +391,8 @@ def test_apply_killed_at_any_moment(caller: Caller, ws: Path, part: bool) -> Non
                 break
         if not ended:
             last = caller.cli(*words, cwd=place)
-            assert last.code == 0, last
+            # It may have been killed when all was done, but for saying so.
+            assert last.code == 0 or b"nothing has changed" in last.err or b"nothing is kept" in last.err, last
         assert kills > 3 or not killing, "the control: some were killed on their way"
         found = changes(caller, place)
         results.append(
@@ -405,6 +406,7 @@ def test_apply_killed_at_any_moment(caller: Caller, ws: Path, part: bool) -> Non
             assert caller.cli("discard", item["name"], cwd=place).code == 0
         for item in found["held"]:
             assert caller.cli("discard", item["name"], "--all", cwd=place).code == 0
+        caller.groups_cleaned_by(place)
     assert results[0] == results[1]
     assert results[0][0]["old7"][1] == "new" * 20000
 
