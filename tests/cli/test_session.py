@@ -228,6 +228,16 @@ def test_a_full_session(caller: Caller, ws: Path) -> None:
     assert b"[session-full]" in full.err, full
 
 
+def test_a_limit_for_the_whole_tree(caller: Caller, ws: Path) -> None:
+    """--scope tree refuses a session whose disk limit would only be measured."""
+    ended = caller.sh(ws, "true", flags=("--session", "s", "--scope", "tree"))
+    assert ended.code == 126, ended
+    if not caller.uid:
+        assert b"resources.disk" in ended.err or b"disk limit of a session" in ended.err, ended
+        words = ("--session", "s", "--scope", "tree", "--disk", "unlimited")
+        assert caller.sh(ws, "true", flags=words).code == 0
+
+
 def test_disk_of_a_single_command(caller: Caller, ws: Path) -> None:
     """The report of a command outside of sessions has what it used of the disk, too."""
     ended = caller.sh(ws, "head -c 3M /dev/zero >big", flags=("--json", "--disk", "64M"))

@@ -103,6 +103,24 @@ def test_links_in_home_lead_nowhere(caller: Caller, ws: Path) -> None:
     assert caller.sh(ws, "ls ~/.cache/pip", flags=("--session", "s", "--cache", "pip")).out == b"x\n"
 
 
+def test_what_the_gate_puts_into_home(caller: Caller, ws: Path) -> None:
+    """No earlier command can put something else in the place of what the gate wants read, the certificates of
+    the sandbox among it.
+    """
+    allow = ("--allow", "api.example.test", "--credential", "TOKEN=api.example.test")
+    flags = ("--session", "s", *allow)
+    script = "test -s ~/.casemate/ca-bundle.pem && wc -l <~/.casemate/ca-bundle.pem; echo >~/.casemate/x; :"
+    env = {"TOKEN": "hush-hush-hush"}
+    lines = caller.sh(ws, script, flags=flags, env=env).out
+    assert int(lines) > 10
+    run(caller, ws, "rm -rf ~/.casemate; mkdir ~/.casemate; echo mine >~/.casemate/ca-bundle.pem")
+    assert caller.sh(ws, script, flags=flags, env=env).out == lines
+    run(caller, ws, "rm -rf ~/.casemate; ln -s /etc ~/.casemate")
+    ended = caller.sh(ws, script, flags=flags, env=env)
+    assert ended.code == 125, ended
+    assert b"[session-home]" in ended.err, ended
+
+
 ATTRIBUTES = """
 import os
 os.makedirs("d/sub", exist_ok=True)

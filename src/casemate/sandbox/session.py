@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from casemate.errors import BusyError, PolicyError, SandboxError, WorkspaceError
+from casemate.errors import BusyError, PolicyError, ProtectionUnavailable, SandboxError, WorkspaceError
 from casemate.isolation.plan import digest
 from casemate.isolation.process import stacks
 from casemate.isolation.process.spec import Stack, View
@@ -136,7 +136,8 @@ class Session:
     def enter(self, job: Job) -> Job:
         """The job with the session's layers in its plan; the session is made if there is none.
 
-        Raises PolicyError (``session-direct``), SandboxError (``session-full``), WorkspaceError.
+        Raises PolicyError (``session-direct``), ProtectionUnavailable, SandboxError (``session-full``),
+        WorkspaceError.
         Preconditions: the lock is held.
         """
         plan = job.plan
@@ -199,6 +200,14 @@ class Session:
         spec.scratch = memory // 4 if limit is None else max(1 << 20, min(memory // 4, limit))
         if limit is None:
             return
+        if job.policy.resources.scope == "tree":
+            raise ProtectionUnavailable(
+                "the disk limit of a session is measured by the host, and scope = tree wants more",
+                hint='use scope = "auto", or disk = "unlimited"',
+                protection="resources.disk",
+                needed="a file system of its own",
+                found="layers that are measured",
+            )
         usage = self.usage(record)
         if usage.used >= limit:
             usage = self.usage(record, exact=True)

@@ -373,10 +373,8 @@ class SiteMaker:
             attached=site.attached if self.attached else None,
         )  # fmt: skip
         try:
-            home = stacked.home()
-            self._add(site, home, HOME)
-            for target in below_home:
-                stacked.make_directories(home, target.removeprefix(f"{HOME}/"))
+            for part, path in stacked.homes([target.removeprefix(f"{HOME}/") for target in below_home]):
+                self._add(site, part, f"{HOME}/{path}" if path else HOME)
             for number, view in enumerate(spec.views):
                 if not view.top:
                     self._make_view(site, number)

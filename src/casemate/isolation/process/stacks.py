@@ -30,6 +30,8 @@ __all__ = ["HOME_TOP", "Place", "Stacked", "enter", "inhabitant", "mount_overlay
 
 #: What HOME is called in a layer.
 HOME_TOP = "home"
+#: In HOME: where the gate puts what the sandbox is to read.
+_GATES = ".casemate"
 #: In a live layer: begins the name of a directory that says who runs in it, and holds what its overlays need.
 _RUN = "run "
 _FLAGS = mounts.NOSUID | mounts.NODEV
@@ -183,16 +185,33 @@ class Stacked:
             os.close(descriptor)
         self._open.clear()
 
-    def home(self) -> int:
-        """HOME: what the policy puts there lies below all layers, so that it is always the present one."""
-        bottom = Place(self._opened("home", self._scratch), f"{self._directory}/scratch/home")
-        return self._overlay(HOME_TOP, [*self._frozen(HOME_TOP), bottom], writable=True)
+    def homes(self, mount_points: list[str]) -> list[tuple[int, str]]:
+        """HOME with directories to mount on, and what is mounted in it: mounts with their paths in HOME.
 
-    def make_directories(self, home: int, path: str) -> None:
-        """Make the mount point of a cache in HOME, where earlier commands may have put anything.
+        What the policy puts into HOME lies below all layers, so that it is always the present one. What the
+        gate wants read lies above them: no earlier command can have replaced it.
 
-        Raises SandboxError (``session-home``) if something else is in its place; links are not followed.
+        Raises SandboxError (``session-home``).
         """
+        bottom = Place(self._opened("home", self._scratch), f"{self._directory}/scratch/home")
+        home = self._overlay(HOME_TOP, [*self._frozen(HOME_TOP), bottom], writable=True)
+        found = [(home, "")]
+        try:
+            for path in mount_points:
+                self._make_directories(home, path)
+            if self._spec.capture is not None:
+                self._make_directories(home, _GATES)
+                with suppress(FileExistsError):
+                    os.mkdir(f"home/{_GATES}", 0o755, dir_fd=self._scratch)
+                found.append((mounts.clone_tree(self._scratch, f"home/{_GATES}"), _GATES))
+        except BaseException:
+            for part, _ in found:
+                os.close(part)
+            raise
+        return found
+
+    def _make_directories(self, home: int, path: str) -> None:
+        """Make a mount point in HOME, where earlier commands may have put anything; no link is followed."""
         parts = path.split("/")
         for depth in range(1, len(parts) + 1):
             name = "/".join(parts[:depth])
@@ -204,9 +223,9 @@ class Stacked:
                 os.close(open_beneath(home, name, _OPEN))
             except OSError as error:
                 raise SandboxError(
-                    f"~/{name} of the session is no directory, and the cache {path} belongs there: {error}",
+                    f"~/{name} of the session is no directory, but ~/{path} has to be one: {error}",
                     code="session-home",
-                    hint="remove it by a command of the session, or leave the cache out",
+                    hint="remove it by a command of the session without a cache and network",
                     path=name,
                 ) from error
 
