@@ -223,7 +223,7 @@ class Session:
         rest, live = limit - usage.frozen, usage.used - usage.frozen
         largest = rest
         if live >= rest:  # full: a command may still remove something, which takes a little itself
-            rest, largest = max(rest + _SLACK, live), _SLACK
+            rest, largest = max(rest + _SLACK, live + _SLACK // 16), _SLACK
         scopes["disk"] = "watched" + ", without caches" * ("without caches" in scopes.get("disk", ""))
         watch["disk"], watch["disk-used"] = rest, live
         spec.rlimits = {**spec.rlimits, "FSIZE": min(largest, spec.rlimits.get("FSIZE", largest))}
