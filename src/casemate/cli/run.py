@@ -389,7 +389,7 @@ class _Told(BaseException):
 
 
 # Loaded while the command starts, since its end needs them first: 3 ms for which nobody waits.
-_FOR_THE_END = ("casemate.sandbox.settle", "casemate.cli.render")
+_FOR_THE_END = ("casemate.sandbox.settle", "casemate.sandbox.quota", "casemate.cli.render")
 _ENDING = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
 
 
