@@ -158,8 +158,7 @@ class AsyncSandbox:
             raise
         self._job = job
         for command in self._running:
-            if command.share is not None:
-                command.share.update(job.policy.network)
+            command.update(job.policy.network)
         await self._fill(keeper, job)
 
     async def _fill(self, keeper: KeeperClient, job: Job) -> None:
@@ -212,14 +211,20 @@ class AsyncSandbox:
         assert opened.plan is not None  # noqa: S101
         job = _job_for(opened, command, env, cwd)
 
+        def renewed() -> Job:
+            # A command that has waited for its turn goes by the rules of now, not of when it came.
+            latest = self._job
+            return job if latest is None or latest is opened else _job_for(latest, command, env, cwd)
+
         def made(job: Job) -> Command:
             return Command(keeper, job, stdin, timeout, on_stdout, on_stderr, self._review)
 
         if not self._session and not any(view.writable for view in opened.plan.spec.views):
             await self._revive(keeper, job, locked=False)
-            return await self._watched(made(job))
+            return await self._watched(made(renewed()))
         async with self._holding(job):
             await self._revive(keeper, job, locked=not self._session)
+            job = renewed()
             if not self._session:
                 return await self._watched(made(job))
             session = Session.of(job, rootless=keeper.rootless)

@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
+    from casemate.policy.model import Network
     from casemate.sandbox.gate import CommandNetwork, Reviewer
     from casemate.sandbox.job import Job
     from casemate.sandbox.keeper_client import Ended, KeeperClient, Started
@@ -64,11 +65,18 @@ class Command:
         self._failed: BaseException | None = None
         self._review = review
         self._begun: Begun | None = None
+        self._network: Network | None = None
 
     @property
     def share(self) -> CommandNetwork | None:
         """The command's share in a gate, while it runs."""
         return self._begun.share if self._begun is not None else None
+
+    def update(self, network: Network) -> None:
+        """Go by other rules about hosts, from the start if it has not started yet."""
+        self._network = network
+        if self._begun is not None:
+            self._begun.update(network)
 
     async def run(self) -> Result:
         plan, job, keeper = self._job.plan, self._job, self._keeper
@@ -83,6 +91,8 @@ class Command:
             # processor each from then on.
             self._connect()
             begun = self._begun = Begun(keeper)
+            if self._network is not None:
+                begun.update(self._network)
             try:
                 try:
                     await begun.begin(job, theirs, self._review)
@@ -196,7 +206,7 @@ class Command:
 class Begun:
     """A command under way: its number, the future of its end, its terminal's ends, its share in a gate."""
 
-    __slots__ = ("_keeper", "_tasks", "ended", "number", "share", "terminals")
+    __slots__ = ("_keeper", "_latest", "_tasks", "ended", "number", "share", "terminals")
 
     def __init__(self, keeper: KeeperClient) -> None:
         self._keeper = keeper
@@ -205,6 +215,14 @@ class Begun:
         self.ended: asyncio.Future[tuple[dict[str, object], list[int]]]
         self.terminals: list[int] = []
         self.share: CommandNetwork | None = None
+        self._latest: Network | None = None
+
+    def update(self, network: Network) -> None:
+        """Go by other rules about hosts, now or as soon as there is a gate; a lost one needs none."""
+        self._latest = network
+        if self.share is not None:
+            with suppress(SandboxError):
+                self.share.update(network)
 
     async def begin(self, job: Job, streams: list[int], review: Reviewer | None) -> None:
         """Start the command, and the gate that its policy asks for. Raises what kept it from starting.
@@ -224,6 +242,8 @@ class Begun:
         try:
             saved = Saved(job.saved_hosts)
             share = self.share = await gates.gates().open(network, secrets, self.dial, review, saved)
+            if self._latest is not None:
+                share.update(self._latest)
             job.late.env = without_secrets(job.late.env, secrets)
             share.prepare(job.late)
             published.hand_over(share)
