@@ -330,7 +330,7 @@ class _Client:
                 umask=mask,
             )
             job = prepare(asked, keeper.hierarchies, rootless=keeper.rootless)
-            if job.plan is None:
+            if job.plan is None or job.policy.network.ask:  # whoever answers questions is the caller
                 self._tell(["not-mine"])
                 return
             run.check_apply(options, job)
