@@ -26,7 +26,6 @@ import msgspec
 from casemate.errors import WorkspaceError
 from casemate.sys.trees import make_directory, remove_tree
 from casemate.workspace import survey
-from casemate.workspace.flatten import flatten
 from casemate.workspace.records import HOME, START, VERSION, Layer, Record, check_name
 
 TYPE_CHECKING = False
@@ -290,6 +289,8 @@ class Store:
             os.close(handle)
 
     def _merge(self, target: str, layers: Sequence[str], top: str) -> None:
+        from casemate.workspace.flatten import flatten  # a command has no use for it
+
         opened: list[int] = []
         try:
             for layer in reversed(layers):
