@@ -302,6 +302,27 @@ def test_semantics(casemate: Runner, scene: Scene) -> None:
     assert (scene.ws / "masked").read_text() == "through"
 
 
+def test_random_acts(casemate: Runner) -> None:
+    """Thousands of random acts end as on an ordinary file system: the same errors, the same trees."""
+    outcome = casemate.acts("fuzz.same", flags=DIRECT, seeds=list(range(30)), count=120, how={"timeout": 240})
+    assert outcome.records["fuzz.same"]["different"] == []
+    assert "refused-internal" not in str(outcome.report["denials"]), outcome.report["denials"]
+
+
+def test_random_registers(casemate: Runner, scene: Scene) -> None:
+    """Rubbish in every register of every call that waits: nothing protected changes, the broker goes on."""
+    with (scene.ws / ".git/config").open("a") as file:
+        file.write("[alias]\n\tmine = !true\n")  # without it, any harmless configuration could take its place
+    before = {name: state(scene.ws / name) for name in (".git", ".vscode", ".claude")}
+    outcome = casemate.acts("fuzz.registers", flags=DIRECT, seed=7, calls=30_000, how={"timeout": 240})
+    assert outcome.records["fuzz.registers"]["calls"] == 30_000
+    assert {name: state(scene.ws / name) for name in (".git", ".vscode", ".claude")} == before
+    assert not os.path.lexists(scene.ws / ".envrc")
+    assert (scene.ws / "after").read_text() == scene.token
+    assert not scene.outside_changed()
+    assert "refused-internal" not in str(outcome.report["denials"]), outcome.report["denials"]
+
+
 def test_sockets_of_the_host(casemate: Runner, scene: Scene) -> None:
     """A unix socket and a pipe that the host has in the workspace are out of reach."""
     listeners = scene.world.listeners

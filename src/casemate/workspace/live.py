@@ -102,6 +102,8 @@ class LiveJudge:
         self._contexts: dict[str, _Context] = {}
         self._until = 0.0
         self._git = self._look()
+        # Now, as long as it has its caller's rights: the configuration may lie where nobody else can read it.
+        self._context("")
         # Names beyond ASCII need its tables, and later no file can be opened for them.
         __import__("unicodedata")
 
@@ -285,13 +287,13 @@ class LiveJudge:
             if kind is not None and gitfiles.well_formed(kind, data):
                 return ""
             return f"{GIT_REPOSITORY}: {name} has a content that git would not write"
-        wrong = _unsafe(data)
-        if wrong is None:
+        wrong, before = _unsafe(data), _unsafe(read_file(self._tree, path, gitconfig.LONGEST) or b"")
+        if wrong is None or before is None:
             return f"{GIT_CONFIG}: not understood"
-        before = read_file(self._tree, path, gitconfig.LONGEST)
-        # Settings that are there already are the host's own; a changed order could change what they mean.
-        if wrong and wrong != _unsafe(before or b""):
-            return f"{GIT_CONFIG}: {', '.join(sorted({item.name for item in wrong}))[:200]}"
+        # Settings that are there already are the host's own, and stay, in their order: another one could
+        # change what they mean.
+        if wrong != before:
+            return f"{GIT_CONFIG}: {', '.join(sorted({item.name for item in wrong + before}))[:200]}"
         return ""
 
     # -- directories, links, removal -------------------------------------------------------------------

@@ -135,12 +135,15 @@ def test_what_is_judged_by_content(judge: LiveJudge) -> None:
 
 
 def test_settings_of_the_host_stay(judge: LiveJudge, ws: Path) -> None:
-    """Unsafe settings that the host has written may stay, in their order; no other may be added."""
+    """Unsafe settings that the host has written stay, in their order, and no other may be added."""
     own = b"[core]\n\thooksPath = x\n[alias]\n\ty = !z\n"
     (ws / ".git/config").write_bytes(own)
     assert not judge.accepts(".git/config", own + b"[user]\n\tname = N\n")
     assert judge.accepts(".git/config", own + b"[core]\n\thooksPath = other\n")
     assert judge.accepts(".git/config", b"[alias]\n\ty = !z\n[core]\n\thooksPath = x\n")
+    assert judge.accepts(".git/config", b"[user]\n\tname = N\n"), "they may not go"
+    (ws / ".git/config").write_bytes(b"[odd")
+    assert judge.accepts(".git/config", b"[user]\n\tname = N\n"), "what is there is not understood"
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,16 @@ class Broker:
         return self._reach.place(thread, at & _INT, path, follow=follow)
 
     def _inside(self, thread: int, at: int, pointer: int, *, follow: bool) -> Place:
-        """The place in the workspace that a call means. Raises Elsewhere."""
+        """The place in the workspace of a file that a call means. Raises Elsewhere."""
         place = self._place(thread, at, self._text(thread, pointer), follow=follow)
+        if place is None:
+            raise Elsewhere
+        return place
+
+    def _named(self, thread: int, at: int, pointer: int) -> Place:
+        """The place in the workspace of a name that a call makes, moves or removes. Raises Elsewhere."""
+        text = self._text(thread, pointer)
+        place = self._reach.place(thread, at & _INT, text, follow=False, naming=True)
         if place is None:
             raise Elsewhere
         return place
@@ -201,7 +209,8 @@ class Broker:
 
     def _openat(self, number: int, thread: int, at: int, path: int, flags: int, mode: int, *_: int) -> int:
         flags &= 0x7FFF_FFFF
-        if flags & os.O_PATH:
+        unnamed = flags & _UNNAMED and flags & os.O_DIRECTORY
+        if flags & os.O_PATH or (flags & os.O_CREAT and flags & os.O_DIRECTORY and not unnamed):
             raise Elsewhere
         follow = not flags & os.O_NOFOLLOW and flags & _EXCLUSIVE != _EXCLUSIVE
         place = self._inside(thread, at, path, follow=follow)
@@ -209,7 +218,6 @@ class Broker:
 
         def act() -> None:
             self._use_mask(thread)
-            unnamed = flags & _UNNAMED and flags & os.O_DIRECTORY
             opened = self._deeds.open_unnamed if unnamed else self._deeds.open
             handles.append(opened(place, flags, mode))
 
@@ -226,7 +234,7 @@ class Broker:
         return self._mkdirat(number, thread, AT_FDCWD, path, mode)
 
     def _mkdirat(self, number: int, thread: int, at: int, path: int, mode: int, *_: int) -> int:
-        place = self._inside(thread, at, path, follow=False)
+        place = self._named(thread, at, path)
 
         def act() -> None:
             self._use_mask(thread)
@@ -238,7 +246,7 @@ class Broker:
         return self._mknodat(number, thread, AT_FDCWD, path, mode)
 
     def _mknodat(self, number: int, thread: int, at: int, path: int, mode: int, *_: int) -> int:
-        place = self._inside(thread, at, path, follow=False)
+        place = self._named(thread, at, path)
 
         def act() -> None:
             self._use_mask(thread)
@@ -255,7 +263,7 @@ class Broker:
     def _unlinkat(self, number: int, thread: int, at: int, path: int, flags: int, *_: int) -> int:
         if flags & _INT & ~_AT_REMOVEDIR:
             raise Elsewhere
-        place = self._inside(thread, at, path, follow=False)
+        place = self._named(thread, at, path)
         directory = bool(flags & _AT_REMOVEDIR)
         return self._carry_out(number, lambda: self._deeds.remove(place, directory=directory), place)
 
@@ -264,7 +272,7 @@ class Broker:
 
     def _symlinkat(self, number: int, thread: int, to: int, at: int, path: int, *_: int) -> int:
         target = self._text(thread, to)
-        place = self._inside(thread, at, path, follow=False)
+        place = self._named(thread, at, path)
         return self._carry_out(number, lambda: self._deeds.make_link(place, target), place)
 
     def _rename(self, number: int, thread: int, old: int, new: int, *_: int) -> int:
@@ -276,9 +284,9 @@ class Broker:
     def _renameat2(
         self, number: int, thread: int, old_at: int, old: int, at: int, new: int, flags: int, *_: int
     ) -> int:
-        first = self._inside(thread, old_at, old, follow=False)
+        first = self._named(thread, old_at, old)
         try:
-            second = self._inside(thread, at, new, follow=False)
+            second = self._named(thread, at, new)
         except BaseException:
             first.close()
             raise
@@ -293,7 +301,7 @@ class Broker:
         if flags & _INT & ~(_AT_SYMLINK_FOLLOW | _AT_EMPTY_PATH):
             raise Elsewhere
         path, follow = self._text(thread, old), bool(flags & _AT_SYMLINK_FOLLOW)
-        second = self._inside(thread, at, new, follow=False)
+        second = self._named(thread, at, new)
         try:
             if follow or (not path and flags & _AT_EMPTY_PATH):
                 unnamed = self._without_name(thread, old_at, path)
@@ -304,7 +312,7 @@ class Broker:
                         os.close(unnamed)
             first = self._place(thread, old_at, path, follow=follow)
             if first is None and not path:
-                first = self._open_file(thread, old_at)
+                first = self._reach.at_descriptor(thread, old_at & _INT)
             if first is None:
                 raise Elsewhere
             return self._carry_out(number, lambda: self._deeds.link(first, second), first)
@@ -324,17 +332,6 @@ class Broker:
             return handle
         os.close(handle)
         return -1
-
-    def _open_file(self, thread: int, at: int) -> Place | None:
-        """The place of the file behind one of the caller's descriptors."""
-        try:
-            handle = self._reach.handle(thread, at & _INT)
-        except OSError:
-            return None
-        try:
-            return self._reach.place_of(handle)
-        finally:
-            os.close(handle)
 
     # -- content and attributes --------------------------------------------------------------------------
 

@@ -147,12 +147,12 @@ class Deeds:
         ``flags`` are the caller's. Raises Refused, Elsewhere (directories, special files, and what is only
         opened for reading) or OSError.
         """
+        if place.slash and flags & os.O_CREAT:
+            raise IsADirectoryError(errno.EISDIR, "a slash after it", place.path)
         facts = place.facts()
         if facts is None:
             if not flags & os.O_CREAT:
                 raise FileNotFoundError(errno.ENOENT, "not there", place.path)
-            if place.slash:
-                raise IsADirectoryError(errno.EISDIR, "a slash after it", place.path)
             self._check(self._judge.write(place.path, new=True), place)
         else:
             if flags & os.O_CREAT and flags & os.O_EXCL:
@@ -215,9 +215,9 @@ class Deeds:
         if not self._twins.alone(facts):
             raise Refused(HARD_LINK, place.path)
 
-    def _check(self, reason: str, place: Place) -> None:
+    def _check(self, reason: str, place: Place, shown: str = "") -> None:
         if reason:
-            raise Refused(reason, place.path)
+            raise Refused(reason, shown or place.path)
 
     # -- names ---------------------------------------------------------------------------------------
 
@@ -228,10 +228,16 @@ class Deeds:
         self._check(self._judge.make_directory(place.path), place)
         os.mkdir(place.name, mode & 0o777, dir_fd=place.parent)
 
-    def make_file(self, place: Place, mode: int) -> None:
-        """mknod of a regular file. Nothing else is made: a pipe would be one to the host's programs, too."""
+    def _free(self, place: Place) -> None:
+        """Something that is no directory can be made there."""
         if place.facts() is not None:
             raise FileExistsError(errno.EEXIST, "exists", place.path)
+        if place.slash:
+            raise FileNotFoundError(errno.ENOENT, "a slash after it", place.path)
+
+    def make_file(self, place: Place, mode: int) -> None:
+        """mknod of a regular file. Nothing else is made: a pipe would be one to the host's programs, too."""
+        self._free(place)
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
             raise Refused("special: a socket, pipe or device", place.path)
         self._check(self._judge.write(place.path, new=True), place)
@@ -239,10 +245,9 @@ class Deeds:
 
     def make_link(self, place: Place, to: bytes) -> None:
         """symlink."""
-        if place.facts() is not None:
-            raise FileExistsError(errno.EEXIST, "exists", place.path)
-        if not to or place.slash:
+        if not to:
             raise FileNotFoundError(errno.ENOENT, "no link", place.path)
+        self._free(place)
         self._check(self._judge.link(place.path, os.fsdecode(to)), place)
         os.symlink(to, place.name, dir_fd=place.parent)
         self._executable(place.path)  # perhaps: what it leads to may become one yet
@@ -279,8 +284,7 @@ class Deeds:
     def link(self, old: Place, new: Place) -> None:
         """A second name for a file (or a link)."""
         facts = self._existing(old)
-        if new.facts() is not None:
-            raise FileExistsError(errno.EEXIST, "exists", new.path)
+        self._free(new)
         if stat.S_ISDIR(facts.st_mode):
             raise PermissionError(errno.EPERM, "a directory", old.path)
         if stat.S_ISLNK(facts.st_mode):
@@ -303,8 +307,7 @@ class Deeds:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode) or facts.st_nlink:
             raise Elsewhere
-        if new.facts() is not None:
-            raise FileExistsError(errno.EEXIST, "exists", new.path)
+        self._free(new)
         self._check(self._judge.write(new.path, new=True), new)
         os.link(descriptor_path(handle), new.name, dst_dir_fd=new.parent, follow_symlinks=True)
         self._notice(new.path, facts.st_mode)
@@ -317,20 +320,21 @@ class Deeds:
         if not old.path or not new.path:
             raise OSError(errno.EBUSY, "the workspace itself", old.path)
         directory = stat.S_ISDIR(facts.st_mode)
-        if new.slash and not directory:
-            raise NotADirectoryError(errno.ENOTDIR, "a slash after it", new.path)
         if there is not None and flags & _NOREPLACE:
             raise FileExistsError(errno.EEXIST, "exists", new.path)
+        if new.slash and not directory:
+            raise NotADirectoryError(errno.ENOTDIR, "a slash after it", new.path)
         if there is not None and os.path.samestat(there, facts):
             return  # two names of one file: nothing happens
         content = stat.S_ISREG(facts.st_mode) and self._judge.content(new.path)
-        self._check(self._judge.move(old.path, new.path, facts.st_mode), old)
+        both = f"{old.path} -> {new.path}"
+        self._check(self._judge.move(old.path, new.path, facts.st_mode), old, both)
         if flags & _EXCHANGE:
             if there is None:
                 raise FileNotFoundError(errno.ENOENT, "not there", new.path)
             if content or (stat.S_ISREG(there.st_mode) and self._judge.content(old.path)):
                 raise Refused("git-repository: not exchanged", new.path)
-            self._check(self._judge.move(new.path, old.path, there.st_mode), new)
+            self._check(self._judge.move(new.path, old.path, there.st_mode), new, both)
         elif content:
             self._replace_content(old, new)
             return

@@ -20,6 +20,7 @@ from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable
 from casemate.sys import mounts, notify, packets, process
+from casemate.sys.files import open_beneath
 from casemate.sys.locks import ActLock, open_act_lock, sweep
 from casemate.sys.native import machine
 
@@ -37,7 +38,7 @@ _CAP_SYS_PTRACE = 19
 _MOST_SPECIAL = 100
 _LONGEST_SCAN, _MOST_DIRECTORIES = 20.0, 500_000  # seconds; how many wait to be looked at
 _MOST_MEMORY = 512 << 20  # of a broker, should anything in it grow after all
-_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _LISTENER, _READY = b"listener", b"ready"
 
 
@@ -53,7 +54,8 @@ def special_files(tree: int) -> list[str]:
     while queue:
         above = queue.pop()
         try:
-            handle = os.open(above or ".", _LISTED, dir_fd=tree)
+            # Another command may be changing the tree: no link is followed, whatever it puts there.
+            handle = open_beneath(tree, above or ".", _LISTED)
         except OSError:
             continue  # what cannot be listed by its owner, or has a longer path than any call takes
         try:

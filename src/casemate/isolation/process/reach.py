@@ -32,7 +32,7 @@ class Place:
     """A name in an open directory of the workspace.
 
     ``path`` is relative to the workspace; the workspace itself is "" and has the name ".". ``slash``: the
-    caller wrote a slash after it.
+    caller wrote a slash after it, or a dot, so that it can only be a directory.
     """
 
     __slots__ = ("name", "parent", "path", "slash")
@@ -86,16 +86,22 @@ class Reach:
 
     # -- by path -------------------------------------------------------------------------------------
 
-    def place(self, thread: int, at: int, path: bytes, *, follow: bool) -> Place | None:
+    def place(self, thread: int, at: int, path: bytes, *, follow: bool, naming: bool = False) -> Place | None:
         """The place that a path means to a thread; None for elsewhere.
 
-        ``follow``: a link at its end is followed. Raises OSError only where nobody could do it (EMFILE).
+        ``follow``: a link at its end is followed. ``naming``: the call makes, moves or removes the name
+        itself; no such name is ``.`` or ``..``. Raises OSError only where nobody could do it (EMFILE).
         """
         if not path:
             return None
         if path.startswith(_DEVICES):
             return None  # what is written to most often; nothing there leads into a workspace
-        slash = path.endswith(b"/")
+        dot = path.rstrip(b"/").rpartition(b"/")[2] in (b".", b"..")
+        if dot and naming:
+            return None
+        slash = dot or path.endswith(b"/")
+        if slash and not naming:
+            follow = True
         try:
             if path.startswith(_OWN):
                 at, path = _own_base(path, at)
@@ -124,7 +130,7 @@ class Reach:
         parts = [part for part in text.split(b"/") if part and part != b"."]
         text = b"/" + b"/".join(parts)
         if follow and (number := _descriptor(text)):
-            return self._at_descriptor(thread, int(number))
+            return self.at_descriptor(thread, int(number))
         place: Place | None = None
         if b".." not in parts and (text == self._target or text.startswith(self._prefix)):
             place = self._open(text)
@@ -216,7 +222,8 @@ class Reach:
             return None
         return place
 
-    def _at_descriptor(self, thread: int, number: int) -> Place | None:
+    def at_descriptor(self, thread: int, number: int) -> Place | None:
+        """The place of the file behind one of a thread's descriptors. Raises OSError if there is none."""
         handle = self.handle(thread, number)
         try:
             return self.place_of(handle)
