@@ -33,6 +33,9 @@ session = environ.pop("SESSION", "")
 request = Request(argv=tuple(argv), workspace=workspace, cwd=workspace, environ=environ, session=session)
 job = prepare(request, launcher.hierarchies, rootless=launcher.rootless)
 run = inline.InlineRun(launcher, job, inline.lock_workspace(job, wait=True))
+if environ.get("DIE"):
+    os.read(run.stdout, 1)
+    os.kill(os.getpid(), 9)
 os.close(run.stdin)
 out = open(run.stdout, "rb").read().decode()
 err = open(run.stderr, "rb").read().decode()
@@ -150,6 +153,48 @@ def test_layers_as_paths(installation: tuple[Path, Path], uid: int) -> None:
             assert name not in mounts.read()
     with open("/proc/self/mounts") as mounts:
         assert [line for line in mounts if "/casemate/" in line and "/ws_a_b-" in line] == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("uid", [0, 1000], ids=["root", "uid1000"])
+def test_killed_with_layers_attached(installation: tuple[Path, Path], uid: int) -> None:
+    """What cleans up after a launcher that was killed while it had a session's layers attached does not enter
+    them: the session is all there, and no mount stays.
+    """
+    site = next((installation[0].parent.parent / "lib").glob("python3*")) / "site-packages"
+    drop = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
+    with tempfile.TemporaryDirectory(dir="/srv", prefix="casemate-older-") as name:
+        tmp = Path(name)
+        workspace, home = tmp / "wsdie", tmp / "home"
+        for directory in (tmp, workspace, home):
+            directory.mkdir(exist_ok=True)
+            os.chown(directory, uid, uid)
+            directory.chmod(0o755)
+        (tmp / "driver.py").write_text(_DRIVER)
+        env = {"PATH": PATH, "HOME": str(home)}
+
+        def run(script: str, **more: str) -> subprocess.CompletedProcess[str]:
+            argv = [*drop, PYTHON, "-I", str(tmp / "driver.py"), str(site), "attached", str(workspace)]
+            return subprocess.run(
+                [*argv, "/bin/sh", "-c", script], env=env | more, capture_output=True, text=True, timeout=60,
+                check=False,
+            )  # fmt: skip
+
+        def cli(*words: str) -> subprocess.CompletedProcess[str]:
+            argv = [*drop, str(installation[0]), *words]
+            return subprocess.run(argv, env=env, cwd=workspace, capture_output=True, text=True, check=False)
+
+        assert run("echo 1 >f; echo 1 >~/h", SESSION="s").returncode == 0
+        assert cli("session", "snapshot", "s").returncode == 0
+        killed = run("echo 2 >>f; echo up; sleep 60", SESSION="s", DIE="yes")
+        assert killed.returncode == -9, killed
+        single = cli("run", "--", "/bin/sh", "-c", "ls")  # which cleans up
+        assert (single.returncode, single.stdout) == (0, ""), single
+        again = run("cat f ~/h", SESSION="s")
+        assert json.loads(again.stdout)["out"] == "1\n2\n1\n", again
+        assert cli("session", "discard", "s").returncode == 0
+    with open("/proc/self/mounts") as mounts:
+        assert [line for line in mounts if "/casemate/" in line and "/wsdie-" in line] == []
 
 
 @pytest.mark.root

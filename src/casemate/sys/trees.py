@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from casemate.sys.files import open_beneath
+
 __all__ = ["make_directory", "remove_tree"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -26,7 +28,7 @@ def remove_tree(path: str) -> None:
     """Remove a directory that held a sandbox's files, whatever modes it gave them and however deep they are.
 
     Goes down by descriptors and up by ``..``, which in a private directory of dead processes leads where
-    it came from; holds two descriptors at any depth, and follows no link.
+    it came from; holds two descriptors at any depth, follows no link and enters no other mount.
     """
     try:
         parent = os.open(os.path.dirname(path), _DIRECTORY)
@@ -51,7 +53,7 @@ def remove_tree(path: str) -> None:
                 continue
             try:
                 os.chmod(name, 0o700, dir_fd=current)  # it is no link: unlink would have taken that
-                below = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=current)
+                below = open_beneath(current, name, _DIRECTORY | os.O_NOFOLLOW)
             except OSError:
                 names.pop()
                 continue

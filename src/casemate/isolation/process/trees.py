@@ -11,7 +11,10 @@ __all__ = ["make_directory", "remove_run", "remove_tree"]
 
 
 def remove_run(directory: str) -> None:
-    """Remove the directory of a run that is over, the mount of its private file system included."""
-    with suppress(OSError):
-        mounts.unmount(f"{directory}/scratch")
+    """Remove the directory of a run that is over, with the mounts in it: of its private file system, and of a
+    session's layers, which stay.
+    """
+    for name in ("scratch", "store"):
+        with suppress(OSError):
+            mounts.unmount(f"{directory}/{name}")
     remove_tree(directory)
