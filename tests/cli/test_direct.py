@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -84,8 +86,9 @@ def test_git(pair: Pair) -> None:
     assert pair.host("git", "config", "user.name") == "Another One\n"
     assert "Another One" in (pair.ws / ".git/config").read_text()
     for words in (
-        ("git", "config", "core.fsmonitor", "x"), ("git", "config", "alias.x", "!y"), ("git", "init", "fresh"),
-        ("git", "clone", ".", "copy"), ("git", "worktree", "add", "../wt"), ("git", "worktree", "add", "wt"),
+        ("git", "config", "core.fsmonitor", "x"), ("git", "config", "alias.x", "!y"),
+        ("git", "init", "fresh"), ("git", "clone", ".", "copy"), ("git", "worktree", "add", "../wt"),
+        ("git", "worktree", "add", "wt"),
     ):  # fmt: skip
         ended = pair.caller.run(pair.ws, *words, flags=("--no-daemon", *DIRECT), env={"PATH": PATH})
         assert ended.code != 0, words
@@ -149,6 +152,53 @@ def test_a_watcher(caller: Caller, ws: Path) -> None:
         assert process.poll() is None
     finally:
         process.communicate(b"\n", timeout=30)
+
+
+SERVER = """
+import http.server, os, sys
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_POST(self):
+        with open(self.path.lstrip("/"), "wb") as file:
+            file.write(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(204)
+        self.end_headers()
+    def log_message(self, *words): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print("serving", flush=True)
+server.serve_forever()
+"""
+
+
+def test_a_development_server(caller: Caller, ws: Path) -> None:
+    """A server inside, reached from the host's loopback, shows each edit at its next answer; what it is sent
+    to store is on the host before its answer is; what is protected is not stored.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    caller.file(ws / "page.html", "one")
+    flags = (*DIRECT, "-p", f"{port}:{port}")
+    process = background(caller, ws, PYTHON, "-I", "-c", SERVER, str(port), flags=flags)
+
+    def ask(method: str, path: str, data: bytes | None = None) -> bytes:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", data, method=method)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            body: bytes = answer.read()
+            return body
+
+    try:
+        assert line(process) == "serving"
+        assert ask("GET", "page.html") == b"one"
+        caller.file(ws / "page.html", "two")
+        assert ask("GET", "page.html") == b"two"
+        ask("POST", "stored.txt", b"three")
+        assert (ws / "stored.txt").read_bytes() == b"three"
+        with pytest.raises(OSError, match=r".*"):
+            ask("POST", ".envrc", b"four")
+        assert not (ws / ".envrc").exists()
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
 
 
 def test_edits_are_seen(caller: Caller, ws: Path) -> None:
