@@ -257,8 +257,11 @@ class Exchange:
         bodiless = self._head.method == "HEAD" or event.status_code in (204, 304)
         coding = is_encoded(fields)
         decoder = None
+        if self._redactor is not None and _is_partial(event.status_code, fields):
+            why = "it answered with a part, which was not asked for and may cut a credential"
+            raise self._failure("partial-answer", why)
         if coding and self._redactor is not None and not bodiless:
-            if coding not in CODINGS or event.status_code == 206:
+            if coding not in CODINGS:
                 why = f"it answered in {coding}, which was not asked for and may hide a credential"
                 raise self._failure("coded-answer", why)
             decoder = Decoder(coding)
@@ -470,3 +473,10 @@ class Exchange:
         if now - self._moved > 1.0:
             self._moved = now
             self._reschedule(self._limits.upgraded)
+
+
+def _is_partial(status: int, fields: Fields) -> bool:
+    """Whether an answer is a part of a whole, however it says so."""
+    kinds = values(fields, b"content-type")
+    parts = any(kind.lower().lstrip().startswith(b"multipart/byteranges") for kind in kinds)
+    return status == 206 or parts or (status != 416 and bool(values(fields, b"content-range")))

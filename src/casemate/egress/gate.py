@@ -24,6 +24,7 @@ from casemate.egress.inbound import Inbound
 from casemate.egress.names import Names, is_synthetic
 from casemate.egress.proxy import serve_proxy
 from casemate.egress.questions import Questions
+from casemate.egress.resolver import Lookups
 from casemate.policy import hosts
 from casemate.policy.rules import HOST_NAME
 from casemate.sys.capture import DNS_PORT, connected_to
@@ -78,7 +79,7 @@ class Gate:
         self._approved: set[str] = {*approved}
         self._look_at_own, self._own, self._own_since = own, own(), time.monotonic()
         self.decider = Decider(network, own=self._own, approved=self._approved)
-        self._resolver = resolver
+        self._resolver = Lookups(resolver)
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._acceptors: list[Acceptor] = []

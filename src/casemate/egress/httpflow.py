@@ -291,8 +291,7 @@ class _Flow:
         if book:
             # An answer must be readable to be kept free of values, and whole: else one could be asked for in
             # halves.
-            without = (b"accept-encoding", b"range", b"if-range", b"sec-websocket-extensions")
-            fields = [(name, value) for name, value in fields if name.lower() not in without]
+            fields = [(name, value) for name, value in fields if not _asks_for_less(name.lower())]
             fields.append((b"Accept-Encoding", b"identity"))
         filled = book.fill(head.target, fields)
         for name in filled.used:
@@ -343,3 +342,10 @@ def _shown(target: bytes) -> str:
     """A target as an event and an answer show it: without its query, which may hold anything."""
     text = target.partition(b"?")[0].decode("latin-1")
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _asks_for_less(name: bytes) -> bool:
+    """Whether a field asks for another form of the answer, or parts: ranges go by several names."""
+    if name in (b"accept-encoding", b"sec-websocket-extensions"):
+        return True
+    return name.endswith(b"range") and name != b"content-range"

@@ -13,11 +13,12 @@ import socket
 import time
 from contextlib import suppress
 
-__all__ = ["Resolver"]
+__all__ = ["Lookups", "Resolver"]
 
 _REMEMBERED = 5.0  # seconds
 _MOST = 4096
-_AT_ONCE = 16
+_AT_ONCE = 64
+_AT_ONCE_EACH = 4
 
 
 class Resolver:
@@ -28,7 +29,6 @@ class Resolver:
 
     def __init__(self, remembered: float = _REMEMBERED) -> None:
         self._remembered = remembered
-        self._tasks: set[asyncio.Task[None]] = set()
         self._pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="resolver")
         self._known: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
@@ -46,17 +46,10 @@ class Resolver:
             asking.add_done_callback(lambda done: self._answered(name, done))
         return await asyncio.shield(asking)
 
-    def expect(self, name: str) -> None:
-        """Look a name up ahead: somebody has just asked for its address and is about to connect."""
+    def knows(self, name: str) -> bool:
+        """Whether ``addresses`` has an answer, or has asked already."""
         known = self._known.get(name)
-        if name not in self._asking and (known is None or known[0] <= time.monotonic()):
-            task = asyncio.get_running_loop().create_task(self._ahead(name))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _ahead(self, name: str) -> None:
-        with suppress(OSError):
-            await self.addresses(name)
+        return name in self._asking or (known is not None and known[0] > time.monotonic())
 
     def _answered(self, name: str, done: asyncio.Future[tuple[str, ...]]) -> None:
         self._asking.pop(name, None)
@@ -69,6 +62,37 @@ class Resolver:
     def close(self) -> None:
         """Let the threads end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Lookups:
+    """One sandbox's share of a resolver: few lookups at a time, so that its own wait and not others'."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._turns = asyncio.Semaphore(_AT_ONCE_EACH)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def addresses(self, name: str) -> tuple[str, ...]:
+        """As ``Resolver.addresses``."""
+        if self._resolver.knows(name):
+            return await self._resolver.addresses(name)
+        async with self._turns:
+            return await self._resolver.addresses(name)
+
+    def expect(self, name: str) -> None:
+        """Look a name up ahead: somebody has just asked for its address and is about to connect.
+
+        Not where others wait: what is guessed must not be in the way of what is needed.
+        """
+        if self._turns.locked() or self._resolver.knows(name):
+            return
+        task = asyncio.get_running_loop().create_task(self._ahead(name))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ahead(self, name: str) -> None:
+        with suppress(OSError):
+            await self.addresses(name)
 
 
 def _look_up(name: str) -> tuple[str, ...]:

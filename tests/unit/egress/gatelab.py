@@ -282,8 +282,11 @@ class Lab:
             made.close()
 
     @contextlib.contextmanager
-    def names(self) -> Iterator[list[str]]:
-        """The internet's name server, by the lab's zone; gives the names that it was asked for."""
+    def names(self, silent: str = "\0") -> Iterator[list[str]]:
+        """The internet's name server, by the lab's zone; gives the names that it was asked for.
+
+        Names that end with ``silent`` get no answer.
+        """
         asked: list[str] = []
         answers = zone.Zone()
         endpoint = self.net.do(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -296,7 +299,8 @@ class Lab:
                     return
                 question = zone.Question(data)
                 asked.append(question.name)
-                if (reply := answers.reply(question)) is not None:
+                reply = answers.reply(question)
+                if reply is not None and not question.name.endswith(silent):
                     endpoint.sendto(reply, sender)
 
         thread = threading.Thread(target=serve, daemon=True)

@@ -117,7 +117,7 @@ def test_pointers(lab: Lab) -> None:
             assert b"allowed" in answer.records[0][1]
         for text in ("1.1.18.198.in-addr.arpa", "8.8.8.8.in-addr.arpa", "x.in-addr.arpa", "1.ip6.arpa"):
             assert ask(served, text, PTR).code == NXDOMAIN, text
-        until(lambda: not served.resolver._tasks)
+        until(lambda: not served.resolver._asking)
         assert asked == []
 
 
@@ -176,7 +176,7 @@ def test_names_are_asked_for_ahead_only_if_allowed(lab: Lab) -> None:
         ask(served, "allowed.example")
         assert ask(served, "www.allowed.example").code == NOERROR
         until(lambda: "www.allowed.example" in asked)
-        until(lambda: not served.resolver._tasks)
+        until(lambda: not served.resolver._asking)
         assert set(asked) == {"www.allowed.example"}
 
 

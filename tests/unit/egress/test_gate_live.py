@@ -280,7 +280,7 @@ def test_dns_does_not_ask(lab: Lab) -> None:
             endpoint.connect(("198.18.0.1", 53))
             endpoint.send(wire.query(wire.name(OTHER)))
             assert endpoint.recv(4096)[3] & 15 == 0
-        until(lambda: not served.resolver._tasks)
+        until(lambda: not served.resolver._asking)
         assert names == []
         assert [m for m in served.said if m["event"] == "question"] == []
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from casemate.egress.resolver import Resolver
+from casemate.egress.resolver import Lookups, Resolver
 from tests.cli.harness import until
 from tests.network import zone
 from tests.unit.egress.gatelab import ADDRESSES, BOTH
@@ -83,14 +83,15 @@ def test_ahead(lab: Lab, make: Callable[..., Resolver]) -> None:
     """A name that is expected is known when it is needed; one that cannot be resolved does no harm."""
     resolver = make()
     with lab.names() as asked:
-        lab.call(lambda: [resolver.expect("v4only.example") for _ in range(10)])
+        lookups = lab.call(lambda: Lookups(resolver))
+        lab.call(lambda: [lookups.expect("v4only.example") for _ in range(10)])
         until(lambda: "v4only.example" in resolver._known)
         count = len(asked)
         assert count <= 2
         assert lab.run(resolver.addresses("v4only.example")) == ("93.184.216.42",)
         assert len(asked) == count
-        lab.call(lambda: resolver.expect("no.such.name.invalid"))
-        until(lambda: not resolver._tasks and not resolver._asking)
+        lab.call(lambda: lookups.expect("no.such.name.invalid"))
+        until(lambda: not lookups._tasks and not resolver._asking)
 
 
 def test_who_gives_up(lab: Lab, make: Callable[..., Resolver]) -> None:
@@ -123,3 +124,22 @@ def test_closed_while_asked(lab: Lab, make: Callable[..., Resolver]) -> None:
             await task
 
     lab.run(end())
+
+
+def test_names_that_nobody_answers_are_in_nobodys_way(lab: Lab, make: Callable[..., Resolver]) -> None:
+    """A sandbox that asks for many dead names waits for itself; another one's name is looked up at once."""
+    resolver = make()
+
+    async def race() -> tuple[str, ...]:
+        loop = asyncio.get_running_loop()
+        greedy, other = Lookups(resolver), Lookups(resolver)
+        dead = [loop.create_task(greedy.addresses(f"n{number}.silent.example")) for number in range(200)]
+        try:
+            async with asyncio.timeout(2):
+                return await other.addresses("v4only.example")
+        finally:
+            for task in dead:
+                task.cancel()
+
+    with lab.names(silent="silent.example"):
+        assert lab.run(race()) == ("93.184.216.42",)
