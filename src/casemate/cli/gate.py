@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RunGate"]
 
-_ANSWERS = {"y": (True, "once"), "s": (True, "session"), "a": (True, "saved")}
+# Whole words: a key that was meant for the command must not be an answer.
+_ANSWERS = {"yes": (True, "once"), "session": (True, "session"), "always": (True, "saved")}
 
 
 class RunGate:
@@ -67,8 +68,8 @@ class RunGate:
         if self.relay is None:
             reply(False, "once")
             return
-        text = line(f"{question_text(question)}: [y]es once, [s]ession, [a]lways, [N]o? ").rstrip("\n")
-        self.relay.ask(text, lambda key: reply(*_ANSWERS.get(key, (False, "once"))))
+        text = line(f"{question_text(question)}: yes (once), session, always or no? ").rstrip("\n")
+        self.relay.ask(text, lambda word: reply(*_ANSWERS.get(word, (False, "once"))))
 
     def tick(self) -> None:
         """Look for answers."""

@@ -15,6 +15,7 @@ import os
 import select
 import sys
 
+from casemate.cli.sink import Sink
 from casemate.cli.streams import put
 
 TYPE_CHECKING = False
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["Relay", "Sink", "window_size"]
+__all__ = ["Relay", "window_size"]
 
 _CHUNK = 65536
 _TICK = 0.05
 _PATIENCE = 1.0
-_TERMINAL_ROOM = 512  # what a terminal that has any room takes at once
-_EOPNOTSUPP = 95
+# Before a question: whatever the command has set of the terminal must not hide it (soft reset, plain
+# characters, a line of its own).
+_PLAIN = b"\x1b[!p\x1b[0m\x1b(B\x0f\r\n"
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT")
 _ENDING = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTERM)
 
@@ -54,46 +56,6 @@ def _forget(poll: select.poll, descriptor: int) -> None:
         poll.unregister(descriptor)
     except KeyError:
         return
-
-
-class Sink:
-    """One of the caller's output descriptors, written to without ever waiting for its reader.
-
-    It is not set non-blocking, since others may share it.
-    """
-
-    __slots__ = ("_kind", "_room", "gone", "number", "pending")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.pending = b""
-        self.gone = False
-        mode = os.fstat(number).st_mode >> 12
-        self._kind = "stream" if mode in (0o1, 0o14) else "polled" if os.isatty(number) else "other"
-        self._room = _TERMINAL_ROOM
-
-    def write(self) -> None:
-        """Write as much as fits of what is pending. Raises OSError when the reader is gone."""
-        while self.pending and not self.gone:
-            try:
-                if self._kind == "stream":
-                    sent = os.pwritev(self.number, [self.pending], -1, os.RWF_NOWAIT)
-                elif self._kind == "polled":
-                    if not select.select([], [self.number], [], 0)[1]:
-                        return
-                    sent = os.write(self.number, self.pending[: self._room])
-                else:
-                    sent = os.write(self.number, self.pending)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != _EOPNOTSUPP or self._kind != "stream":
-                    raise
-                self._kind, self._room = "polled", select.PIPE_BUF  # a kernel before 6.4
-                continue
-            self.pending = self.pending[sent:]
-        if self.gone:
-            self.pending = b""
 
 
 def _noted(_number: int, _frame: object) -> None:
@@ -158,23 +120,48 @@ class Relay:
             _forget(self._poll, descriptor)
 
     def ask(self, text: str, answered: Callable[[str], None]) -> None:
-        """Ask whoever sits at the terminal; the next key (or line) is the answer, and not for the command.
+        """Ask whoever sits at the terminal; the next line is the answer, and not for the command.
 
-        Without a terminal the answer is empty, at once.
+        While a question is open nothing of the command's is shown, so that it can neither cover the question
+        nor put one of its own beside it. Without a terminal the answer is empty, at once.
         """
         if not self._input_open or not os.isatty(0):
             answered("")
             return
         self._questions.append((text, answered))
         if len(self._questions) == 1:
-            put(2, text.encode("utf-8", "replace"))
+            self._put_question()
+
+    def _put_question(self) -> None:
+        import termios
+
+        for source in self._sources:
+            _forget(self._poll, source)
+        self._restore_terminal()
+        termios.tcflush(0, termios.TCIFLUSH)  # what was typed before was meant for something else
+        put(2, _PLAIN + self._questions[0][0].encode("utf-8", "replace"))
 
     def _answer(self, data: bytes) -> None:
         _, answered = self._questions.pop(0)
-        put(2, b"\r\n")
-        answered(data.decode("utf-8", "replace").strip()[:1].lower())
+        answered(data.decode("utf-8", "replace").strip().lower())
         if self._questions:
-            put(2, self._questions[0][0].encode("utf-8", "replace"))
+            self._put_question()
+        else:
+            self._resume()
+
+    def _give_up_questions(self) -> None:
+        """The command has ended: nobody has to answer any more."""
+        questions, self._questions = self._questions, []
+        for _, answered in questions:
+            answered("")
+        if questions:
+            put(2, b"\n")
+            self._resume()
+
+    def _resume(self) -> None:
+        self._make_raw()
+        for source in self._sources:
+            self._watch(source)
 
     def run(self) -> None:
         """Copy until the sandbox has ended and its output is drained."""
@@ -246,6 +233,7 @@ class Relay:
                 elif descriptor == self.ended:
                     poll.unregister(self.ended)
                     alive = False
+                    self._give_up_questions()
                     self._want_input(False)
                     self._let_slave_go()
                     self._progress = monotonic()
@@ -333,7 +321,8 @@ class Relay:
     def _watch(self, descriptor: int) -> None:
         """Poll one of the sandbox's ends for what can be done with it now."""
         events = 0
-        if descriptor in self._sources and not self._sinks[self._sources[descriptor]].pending:
+        shown = descriptor in self._sources and not self._questions
+        if shown and not self._sinks[self._sources[descriptor]].pending:
             events |= select.POLLIN
         if descriptor == self._to_sandbox and self._pending:
             events |= select.POLLOUT
@@ -360,7 +349,7 @@ class Relay:
             return
         except OSError:
             data = b""
-        if self._questions and data != b"\x03":
+        if self._questions:
             self._answer(data)
             return
         if not data:

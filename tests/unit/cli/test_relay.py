@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from casemate.cli.relay import Relay, Sink
+from casemate.cli.relay import Relay
+from casemate.cli.sink import Sink
 from tests.cli.harness import until
 
 
