@@ -477,3 +477,39 @@ def test_on_older_kernels(installation: tuple[Any, Any], scene: Scene) -> None:
     assert stat.S_IMODE((scene.ws / "one").stat().st_mode) == 0o600
     with open("/proc/self/mounts") as mounts:
         assert str(scene.ws) not in mounts.read()
+
+
+_LATER_MOUNT = """
+set -e
+mount -t tmpfs lab "$1"; mount --make-shared "$1"; mkdir -p "$1/ws/sub"; cd "$1/ws"
+"$2" run $3 -- /bin/sh -c 'echo up; while [ ! -e go ]; do sleep 0.02; done; cat sub/secret
+cut -d" " -f5 /proc/self/mountinfo' >"$1/out" 2>&1 &
+while ! grep -q '^up$' "$1/out"; do sleep 0.02; done
+mount -t tmpfs later "$1/ws/sub"; echo topsecret >"$1/ws/sub/secret"; : >go
+wait
+cat "$1/out" "$1/ws/sub/secret"
+"""
+
+
+@pytest.mark.parametrize("flags", ["--direct", "--preset read-only"])
+def test_mounts_that_come_later(worlds: Callable[[str], World], flags: str) -> None:
+    """What the host mounts below the workspace while a command runs does not appear inside, even where the
+    host shares its mounts; what was there before stays.
+    """
+    world = worlds("root")
+    scene = world.scene()
+    try:
+        assert world.command is not None
+        place = scene.ws.parent / "shared"
+        place.mkdir()
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", _LATER_MOUNT, "sh", str(place), str(world.command), flags],
+            env=world.environment(), capture_output=True, text=True, timeout=90, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.split()
+        assert f"{place}/ws" in said, done.stdout
+        assert said.count("topsecret") == 1, "on the host only"
+        assert f"{place}/ws/sub" not in said
+    finally:
+        scene.close()

@@ -95,8 +95,11 @@ def clone_tree(directory: int, path: str = "", *, recursive: bool = False, follo
 
 
 def restrict(mount: int, attributes: int, *, path: bytes = b"", recursive: bool = False) -> None:
-    """Set ``RDONLY`` and friends on a mount; with ``recursive`` on every mount below it too."""
-    block = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    """Set ``RDONLY`` and friends on a mount; with ``recursive`` on every mount below it too.
+
+    It becomes private as well: what the host mounts later at such a place does not come to appear in it.
+    """
+    block = struct.pack("=QQQQ", attributes, 0, _MS_PRIVATE, 0)
     flags = (0 if path else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0)
     syscall("mount_setattr", _MOUNT_SETATTR, mount, path, flags, block, 32)
 
