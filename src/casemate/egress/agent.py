@@ -1,10 +1,10 @@
 """An ssh agent behind a filter: the sandbox may list keys and have a login signed, and nothing else.
 
-The agent itself cannot tell for which host a signature is meant, so it is the network's rules that bound
-where a login can go: whoever names an agent names its hosts, and no others are reachable from the sandbox's
-ssh. What could change the agent (adding, removing, locking keys) or use it for something else (extensions) is
-answered with a failure here and never reaches it. The format is that of the agent protocol's draft: a length
-of four bytes, a type, a body.
+An agent signs whatever it is given: a commit, a certificate, a login. Here only what an ssh server asks of a
+login reaches it (RFC 4252, section 7): the fields are read, the key in them must be the one that signs, and
+nothing may follow. Which host a login is for the data does not say, so it is the network's rules that bound
+where it can go: whoever names an agent names its hosts. What could change the agent, or use it for something
+else, is answered with a failure and never reaches it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,50 @@ _SECONDS = 120.0
 _FAILURE = (1).to_bytes(4, "big") + b"\x05"
 _LIST, _SIGN, _EXTENSION = 11, 13, 27
 _BIND = b"session-bind@openssh.com"
+_USERAUTH_REQUEST = b"\x32"
+_HOST_BOUND = b"publickey-hostbound-v00@openssh.com"
+_METHODS = (b"publickey", _HOST_BOUND)
 
 
 def permitted(message: bytes) -> bool:
     """Whether a request (type and body) may reach the agent."""
     if not message:
         return False
-    if message[0] == _EXTENSION:  # what a login is bound to; it only ever narrows
-        return message[1:5] == len(_BIND).to_bytes(4, "big") and message[5 : 5 + len(_BIND)] == _BIND
-    return message[0] in (_LIST, _SIGN)
+    kind, body = message[0], message[1:]
+    if kind == _EXTENSION:  # what a login is bound to; it only ever narrows
+        return _string(body)[0] == _BIND
+    if kind == _SIGN:
+        key, rest = _string(body)
+        data, flags = _string(rest)
+        return len(flags) == 4 and key is not None and data is not None and _is_login(data, key)
+    return kind == _LIST and not body
+
+
+def _is_login(data: bytes, key: bytes) -> bool:
+    """Whether data to be signed is a login by public key, with this very key."""
+    session, rest = _string(data)
+    if not session or rest[:1] != _USERAUTH_REQUEST:
+        return False
+    user, rest = _string(rest[1:])
+    service, rest = _string(rest)
+    method, rest = _string(rest)
+    if user is None or service != b"ssh-connection" or method not in _METHODS or rest[:1] != b"\1":
+        return False
+    algorithm, rest = _string(rest[1:])
+    named, rest = _string(rest)
+    if method == _HOST_BOUND:
+        host_key, rest = _string(rest)
+        if not host_key:
+            return False
+    return bool(algorithm) and named == key and not rest
+
+
+def _string(data: bytes) -> tuple[bytes | None, bytes]:
+    """The string that data begins with, and what follows; None if there is none."""
+    length = int.from_bytes(data[:4], "big")
+    if len(data) < 4 + length or len(data) < 4:
+        return None, b""
+    return data[4 : 4 + length], data[4 + length :]
 
 
 class AgentFilter:

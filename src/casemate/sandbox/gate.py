@@ -140,12 +140,16 @@ class GateWorker:
             payload, handles = None, []
         for handle in handles:  # it sends none
             os.close(handle)
-        if payload is None:
+        message: object = None
+        if payload is not None:
+            # It parses what is hostile, so one day it may be hostile itself: nonsense is its end.
+            with suppress(ValueError, RecursionError):
+                message = json.loads(payload)
+        if message is None:
             self.lost = self.over = True
             for share in [*self._shares.values()]:
                 share.lost()
             return
-        message: object = json.loads(payload)
         if is_object(message):
             if message.get("event") == "fault" and len(self.faults) < _MOST_FAULTS:
                 self.faults.append(f"{message.get('error')} at {message.get('place')}")
@@ -387,7 +391,7 @@ class CommandNetwork:
             with suppress(SandboxError):
                 self._worker.say({"op": "answer", "id": self._number, **answer})
 
-        if self._review is None:
+        if self._review is None or not _is_host(str(question["host"]), question["port"]):
             reply(False, "once")
         else:
             self._review(question, reply)
@@ -470,6 +474,17 @@ class CommandNetwork:
             untold=self._totals.get("untold", 0),
             lost=bool(self._failed) or (self._worker.lost and not self._removed),
         )
+
+
+def _is_host(host: str, port: object) -> bool:
+    """Whether a question is about a host as the policy spells it: that is what a person is shown."""
+    from casemate.policy import hosts
+
+    try:
+        known = hosts.address(host) is not None or hosts.normalise(host) == host
+    except ValueError:
+        return False
+    return known and type(port) is int and 0 < port < 65536
 
 
 def rule_text(host: str, port: object) -> str:

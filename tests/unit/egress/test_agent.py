@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 import subprocess
@@ -97,24 +98,55 @@ def filtered(lab: Lab, agent: tuple[Path, Path], tmp_path: Path) -> Iterator[Fil
     until(lambda: not made.filter._tasks)
 
 
-def test_listing_and_signing(filtered: Filtered, agent: tuple[Path, Path], tmp_path: Path) -> None:
-    """A client sees the keys and has something signed by one, and the signature is good."""
+def login(
+    key: bytes, *, method: bytes = b"publickey", named: bytes | None = None, more: bytes = b""
+) -> bytes:
+    """What an ssh server has signed for a login by ``key`` (RFC 4252, section 7)."""
+    data = text(b"s" * 32) + b"\x32" + text(b"git") + text(b"ssh-connection") + text(method) + b"\1"
+    data += text(b"ssh-ed25519") + text(key if named is None else named)
+    if method != b"publickey":
+        data += text(b"a host key")
+    return data + more
+
+
+def sign(key: bytes, data: bytes) -> bytes:
+    """A request to sign."""
+    return bytes([13]) + text(key) + text(data) + bytes(4)
+
+
+def key_of(agent: tuple[Path, Path]) -> bytes:
+    """The agent's key as the protocol has it."""
+    return base64.b64decode(agent[1].with_suffix(".pub").read_text().split()[1])
+
+
+@pytest.mark.parametrize("method", [b"publickey", b"publickey-hostbound-v00@openssh.com"])
+def test_listing_and_logging_in(filtered: Filtered, agent: tuple[Path, Path], method: bytes) -> None:
+    """A client sees the keys and has a login signed by one."""
     public = agent[1].with_suffix(".pub").read_text()
-    listed = filtered.add("-L")
-    assert listed.stdout.split()[:2] == public.split()[:2]
-    (tmp_path / "data").write_text("to be signed")
-    (tmp_path / "key.pub").write_text(public)
-    done = subprocess.run(
-        ["ssh-keygen", "-Y", "sign", "-n", "file", "-f", str(tmp_path / "key.pub"), str(tmp_path / "data")],
-        env={"PATH": os.environ["PATH"], "SSH_AUTH_SOCK": str(filtered.path)},
-        capture_output=True, text=True, check=False, timeout=30,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (tmp_path / "signers").write_text(f"me {public}")
-    check = ["ssh-keygen", "-Y", "verify", "-n", "file", "-I", "me", "-f", str(tmp_path / "signers"), "-s"]
-    with (tmp_path / "data").open() as data:
-        subprocess.run([*check, str(tmp_path / "data.sig")], stdin=data, check=True, capture_output=True)
+    assert filtered.add("-L").stdout.split()[:2] == public.split()[:2]
+    key = key_of(agent)
+    with filtered.connect() as client:
+        client.sendall(text(sign(key, login(key, method=method))))
+        size = int.from_bytes(exactly(client, 4), "big")
+        answer = exactly(client, size)
+    assert answer[0] == 14, "SSH_AGENT_SIGN_RESPONSE"
     assert filtered.events == [{"kind": "ssh-agent", "verdict": "allow", "host": "", "reason": "rule"}]
+
+
+def test_nothing_but_logins_is_signed(filtered: Filtered, agent: tuple[Path, Path], tmp_path: Path) -> None:
+    """A file (or a commit) is not signed, though the same agent would; the control is the agent itself."""
+    (tmp_path / "data").write_text("to be signed")
+    (tmp_path / "key.pub").write_text(agent[1].with_suffix(".pub").read_text())
+    public, data = str(tmp_path / "key.pub"), str(tmp_path / "data")
+    command = ["ssh-keygen", "-Y", "sign", "-n", "git", "-f", public, data]
+    codes = []
+    for path in (filtered.path, agent[0]):
+        env = {"PATH": os.environ["PATH"], "SSH_AUTH_SOCK": str(path)}
+        done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=30)
+        codes.append(done.returncode)
+    assert codes[0] != 0
+    assert codes[1] == 0
+    assert {event["reason"] for event in filtered.events} == {"agent-request"}
 
 
 @pytest.mark.parametrize("act", ["remove", "lock", "add"])
@@ -140,7 +172,12 @@ def test_the_agent_is_not_changed(
 
 
 @pytest.mark.parametrize(("request_", "passes"), [
-    (bytes([11]), True), (bytes([13]) + b"x", True), (bytes([27]) + text(BIND), True),
+    (bytes([11]), True), (sign(b"k", login(b"k")), True), (bytes([27]) + text(BIND), True),
+    (bytes([13]) + b"x", False), (sign(b"k", b"anything"), False),
+    (sign(b"k", login(b"k", more=b"x")), False),
+    (sign(b"k", login(b"k", named=b"other")), False), (sign(b"k", login(b"k"))[:-1], False),
+    (sign(b"k", login(b"k", method=b"password")), False), (sign(b"k", text(b"") + login(b"k")), False),
+    (sign(b"k", b"SSHSIG" + login(b"k")), False),
     (b"", False), (bytes([1]), False), (bytes([9]), False), (bytes([17]), False), (bytes([18]), False),
     (bytes([19]), False), (bytes([20]), False), (bytes([22]), False), (bytes([23]), False),
     (bytes([25]), False),
@@ -150,7 +187,7 @@ def test_the_agent_is_not_changed(
     (bytes([27]) + BIND, False),
 ])  # fmt: skip
 def test_what_may_pass(request_: bytes, passes: bool) -> None:
-    """Listing, signing, and what binds a login to its host; nothing else, whatever it is called."""
+    """Listing, logins, and what binds a login to its host; nothing else, whatever it is called."""
     assert permitted(request_) is passes
 
 
