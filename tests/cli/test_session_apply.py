@@ -102,6 +102,21 @@ def test_a_part(caller: Caller, ws: Path) -> None:
     assert diff(caller, ws) == {}
 
 
+def test_more_directories(caller: Caller, ws: Path) -> None:
+    """Changes of every directory that the session could write to are shown and applied, without the flag."""
+    other = caller.workspace()
+    caller.file(other / "o", "o\n")
+    run(caller, ws, f"echo 1 >>{other}/o; echo 1 >f", "--write", str(other))
+    snapshot(caller, ws)
+    run(caller, ws, "echo 2 >g")
+    assert diff(caller, ws) == {"f": "created", "g": "created", "o": "modified"}
+    assert apply(caller, ws, str(other / "o")).code == 0
+    assert ((other / "o").read_text(), os.listdir(ws)) == ("o\n1\n", [])
+    run(caller, ws, f"echo 2 >>{other}/o", "--write", str(other))
+    assert apply(caller, ws).code == 0
+    assert ((other / "o").read_text(), sorted(os.listdir(ws))) == ("o\n1\n2\n", ["f", "g"])
+
+
 @pytest.mark.parametrize("how", ["in place", "by a new file"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_conflicts(caller: Caller, ws: Path, how: str, frozen: bool) -> None:
@@ -189,9 +204,9 @@ def test_kill_while_it_is_applied(caller: Caller, ws: Path) -> None:
     run(caller, ws, "echo 2 >>changed0; echo h >~/h; rm -r new11")
     seen = run(caller, ws, "find . -type f | sort | xargs cat; find . | sort")
     killed = 0
-    for step in range(40):
+    for step in range(80):
         process = caller.start("apply", "--session", "s", cwd=ws)
-        end = time.monotonic() + 0.1 + step * 0.004
+        end = time.monotonic() + 0.03 + step * 0.003
         until(lambda end=end: time.monotonic() >= end)  # type: ignore[misc]
         if process.poll() is not None:
             caller.end(process)
