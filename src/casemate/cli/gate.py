@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from casemate.cli.main import line
-from casemate.sandbox.gate import GateSeed, GateWorker
+from casemate.sandbox.gate import GateWorker
 from casemate.sandbox.review import Program, question_text
+from casemate.sandbox.seed import GateSeed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
