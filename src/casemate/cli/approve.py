@@ -106,6 +106,8 @@ def _decide(kept: Kept, applied: Applied) -> Applied:
         except CasemateError as error:
             tell(error.message)
             continue
+        for word in kept.tops.missed if words is not None else ():
+            tell(f"nothing has changed under {word}")
         applied = combined(applied, done)
         shown = False
         if not done.complete:  # a second try now would find the same

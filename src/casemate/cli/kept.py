@@ -172,6 +172,7 @@ def show(reviews: Reviews, words: CommandLine, state: str, title: str) -> int:
     """Print what ``words`` leave of a review."""
     if words.chosen is not None:
         reviews.select(words.chosen)
+        tell_missed(reviews.missed)
     stat = "--stat" in words.switches
     if "--json" in words.switches:
         put(1, as_json(reviews, state, texts=not stat) + b"\n")
@@ -192,9 +193,18 @@ def show(reviews: Reviews, words: CommandLine, state: str, title: str) -> int:
 def _top(kept: Kept, name: str, words: CommandLine) -> int:
     if words.verb == "discard":
         count = kept.discard_interrupted(name, words.chosen)
+        tell_missed(kept.tops.missed)
         tell(f"discarded: {name}" if words.chosen is None else f"discarded: {count} change(s)")
         return 0
-    return tell_applied(kept.apply_interrupted(name, words.chosen))
+    applied = kept.apply_interrupted(name, words.chosen)
+    tell_missed(kept.tops.missed)
+    return tell_applied(applied)
+
+
+def tell_missed(words: list[str]) -> None:
+    """Say which words meant nothing, where others did."""
+    for word in words:
+        tell(f"nothing has changed under {escaped(word)}")
 
 
 def tell_applied(applied: Applied) -> int:

@@ -87,6 +87,8 @@ class Reviews:
         self.name, self.argv = name, argv
         #: The directory, and what would become of it.
         self.views: list[tuple[str, Review]] = []
+        #: Words of the last choice that mean nothing here.
+        self.missed: list[str] = []
         self.stack = stack
 
     def __enter__(self) -> Self:
@@ -102,7 +104,7 @@ class Reviews:
         return sum(review.count() for _, review in self.views)
 
     def select(self, words: Words) -> None:
-        """Leave out what is not meant. Raises WorkspaceError (``nothing-kept``): a word means nothing."""
+        """Leave out what is not meant. Raises WorkspaceError (``nothing-kept``) where nothing is."""
         chosen = [(view, words.selection(view)) for view, _ in self.views]
         self._check(words, chosen)
         for (_, review), (_, only) in zip(self.views, chosen, strict=True):
@@ -110,28 +112,28 @@ class Reviews:
 
     def _check(self, words: Words, chosen: list[tuple[str, Selection]]) -> None:
         for (_, review), (_, only) in zip(self.views, chosen, strict=True):
-            for entry in review.entries:
-                for path in {entry.path, entry.source, entry.whiteout} - {""}:
-                    only.matches(path)
+            for path in review.names():
+                only.matches(path)
         missed = words.missed(chosen)
         # Of what is listed as a whole, nobody has looked at every name.
         reviews = [review for _, review in self.views]
-        missed = [
+        self.missed = [
             word
             for word in missed
-            if word in words.paths
-            and not any(review.could_hold(path) for review in reviews for path in _forms(word, self.views))
-        ] + [word for word in missed if word in words.globs]
-        if missed:
+            if word in words.globs
+            or not any(review.could_hold(path) for review in reviews for path in _forms(word, self.views))
+        ]
+        # Some may have been dealt with before a step was killed: no reason to leave the others undone.
+        if len(self.missed) == len({*words.globs, *words.paths}):
             raise WorkspaceError(
-                f"nothing has changed under {', '.join(missed)} in {self.name}",
+                f"nothing has changed under {', '.join(self.missed)} in {self.name}",
                 code="nothing-kept",
                 hint=f"casemate diff {self.name} --stat",
                 name=self.name,
             )
 
     def choose(self, words: Words) -> list[Selection]:
-        """One selection for each view. Raises WorkspaceError (``nothing-kept``): a word means nothing."""
+        """One selection for each view. Raises WorkspaceError (``nothing-kept``) where nothing is meant."""
         chosen = [(view, words.selection(view)) for view, _ in self.views]
         self._check(words, chosen)
         for (_, review), (_, only) in zip(self.views, chosen, strict=True):
@@ -152,6 +154,8 @@ class Tops:
     def __init__(self, job: Job, *, rootless: bool) -> None:
         assert job.plan is not None  # noqa: S101
         self._job, self._rootless = job, rootless
+        #: Words of the last ``apply`` or ``discard`` that meant nothing.
+        self.missed: list[str] = []
         self._base = job.plan.spec.keep_base
         self._held = f"{job.places.state}/held/{job.key}"
 
@@ -223,6 +227,7 @@ class Tops:
         if words is not None:
             with self.review(name) as reviews:
                 only = reviews.choose(words)
+                self.missed = reviews.missed
         tops = [self._top(name, number) for number in range(len(note.views))]
         hold = f"{self._held}/{os.path.basename(name)}"
         try:
@@ -300,6 +305,7 @@ class Tops:
         count = 0
         with self.review(name) as reviews:
             chosen = reviews.choose(words)
+            self.missed = reviews.missed
             for number, ((_, review), only) in enumerate(zip(reviews.views, chosen, strict=True)):
                 review.select(only)
                 names = {path for entry in review.entries for path in (entry.path, entry.whiteout) if path}

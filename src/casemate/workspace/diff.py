@@ -26,6 +26,8 @@ from casemate.workspace.scan import DIR, FILE, LINK, WHITEOUT, Change, scan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from casemate.workspace.judge import Context
     from casemate.workspace.report import ApplyOptions
     from casemate.workspace.rulings import Ruling
@@ -283,6 +285,12 @@ class TopReview(Review):
             return not replaced or before.st_ctime_ns > started
         changed = before.st_ctime_ns
         return changed > started and changed > born_ns(self._top, change, started, self._options.firsts)
+
+    def names(self) -> Iterator[str]:
+        """What is done counts, too: a step that was killed may be run again by the same words."""
+        yield from super().names()
+        for change in self._changes.entries:
+            yield change.path
 
     def new(self, entry: Entry) -> int | None:
         """The new content, open for reading; None if there is none. Raises OSError."""

@@ -15,6 +15,7 @@ from casemate.workspace.textdiff import TextDiff, compare, is_binary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Self
 
     from casemate.workspace.select import Selection
@@ -126,6 +127,11 @@ class Review:
                 for entry in self.entries
                 if any(list(map(only.matches, {entry.path, entry.source, entry.whiteout} - {""})))
             ]
+
+    def names(self) -> Iterator[str]:
+        """Every path that a person may mean, by old names and new."""
+        for entry in self.entries:
+            yield from {entry.path, entry.source, entry.whiteout} - {""}
 
     def could_hold(self, path: str) -> bool:
         """Whether a path lies in something that is listed as a whole: a deleted or renamed directory."""
