@@ -70,6 +70,10 @@ def summary(result: Result) -> list[str]:
             f"casemate: {applied.pending_changes} change(s) wait: `casemate diff` shows them, "
             "`casemate apply` applies them, `casemate discard` throws them away"
         )
+    if result.network.lost:
+        lines.append("casemate: network: the gate ended before the command, which reached nothing more then")
+    elif result.network.capture == "listed ports" and result.exit_code:
+        lines.append("casemate: network: only ports that rules name reached the gate (see `casemate doctor`)")
     for denial in result.denials:
         if denial.kind.startswith("held-"):
             continue

@@ -10,7 +10,6 @@ from __future__ import annotations
 import _socket
 import json
 import os
-import select
 import time
 from contextlib import suppress
 
@@ -116,14 +115,14 @@ class GateWorker:
 
     def pump(self) -> None:
         """Take everything that the worker has said by now; never waits."""
-        while not self.over and select.select([self._socket], [], [], 0)[0]:
+        while not self.over and packets.readable(self._socket.fileno()):
             self._take()
 
     def wait(self, done: Callable[[], bool]) -> bool:
         """Pump until ``done``; False if the worker is lost or too slow."""
         end = time.monotonic() + _SECONDS
         while not done() and not self.over and (left := end - time.monotonic()) > 0:
-            if select.select([self._socket], [], [], left)[0]:
+            if packets.readable(self._socket.fileno(), left):
                 self._take()
         return done()
 

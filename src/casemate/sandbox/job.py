@@ -16,7 +16,7 @@ from casemate.isolation.process.spec import Direct, Late
 from casemate.policy import environment, tools
 from casemate.policy.load import load
 from casemate.policy.model import Effective, FlagLayer, Policy, degraded
-from casemate.sandbox.network import RESOLV_CONF, ports_of, wants_gate
+from casemate.sandbox.network import RESOLV_CONF, ports_of, wants_capture
 from casemate.sys import landlock, loop
 
 TYPE_CHECKING = False
@@ -193,7 +193,7 @@ def _check_own(directory: str, *, make: bool) -> None:
 
 def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
     request, policy, places, workspace = job.request, job.policy, job.places, job.workspace
-    gate = wants_gate(policy.network)
+    gate = wants_capture(policy.network)
     layout = _layout()
     shown = tuple(f"/{name}" for name, link in layout.items() if not link)
     found = tools.discover(

@@ -16,6 +16,7 @@ __all__ = [
     "needs_authority",
     "ports_of",
     "secrets_of",
+    "wants_capture",
     "wants_gate",
     "without_secrets",
 ]
@@ -27,12 +28,17 @@ _MOST_PORTS = 64
 
 def wants_gate(network: Network) -> bool:
     """Whether a policy asks for anything that the gate does."""
-    return network.mode in ("allowlist", "full") or bool(network.publish)
+    return wants_capture(network) or bool(network.publish)
+
+
+def wants_capture(network: Network) -> bool:
+    """Whether connections from inside are the gate's. Where there is no network they fail by themselves."""
+    return network.mode in ("allowlist", "full")
 
 
 def needs_authority(network: Network) -> bool:
     """Whether the gate has to look inside of TLS for this policy."""
-    return network.mode in ("allowlist", "full") and bool(network.credentials or network.requests)
+    return wants_capture(network) and bool(network.credentials or network.requests)
 
 
 def needed_at_once(network: Network) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import time
 from contextlib import suppress
 
+from casemate.sys.packets import readable
 from casemate.sys.plain import is_list, is_object
 
 TYPE_CHECKING = False
@@ -95,7 +95,7 @@ class _Asked:
 
     def answered(self) -> bool:
         """Whether it is over, which is when the program has ended; one that hangs up is not waited for."""
-        while self._read >= 0 and select.select([self._read], [], [], 0)[0]:
+        while self._read >= 0 and readable(self._read):
             data = os.read(self._read, _MOST)
             self._said += data
             if len(self._said) > _MOST:

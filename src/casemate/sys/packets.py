@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import _socket
 import os
+import select
 
-__all__ = ["MAX_PACKET", "join", "receive", "send", "split"]
+__all__ = ["MAX_PACKET", "join", "readable", "receive", "send", "split"]
 
 MAX_PACKET = 16 << 20
 _INLINE = 64 << 10
 _MAX_DESCRIPTORS = 253  # SCM_MAX_FD: the kernel passes no more
 _INT = 4
 _WHOLE, _SPILLED = b"w", b"s"  # first byte: the packet is the message, or the last descriptor's file is
+
+
+def readable(descriptor: int, seconds: float = 0.0) -> bool:
+    """Whether a descriptor has something to read, or its end, within a time. Any number of it will do."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def send(endpoint: _socket.socket, payload: bytes, descriptors: list[int] | None = None) -> None:

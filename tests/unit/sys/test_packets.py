@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -88,3 +91,29 @@ def test_what_is_no_word_is_refused(word: str) -> None:
     """A NUL would shift every word after it, and half a character stands for no byte: neither is sent."""
     with pytest.raises(ValueError, match=r"NUL|surrogates"):
         packets.join(["fine", word])
+
+
+@pytest.mark.parametrize("number", [0, 2000])
+def test_readable(number: int) -> None:
+    """Whether there is something to read is known of a descriptor of any number, at once or after a while."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 4096), limit[1]))
+    read, write = os.pipe()
+    moved = fcntl.fcntl(read, fcntl.F_DUPFD_CLOEXEC, number)
+    try:
+        assert not packets.readable(moved)
+        began = time.monotonic()
+        assert not packets.readable(moved, 0.05)
+        assert time.monotonic() - began >= 0.04
+        os.write(write, b"x")
+        assert packets.readable(moved, 5)
+        os.read(moved, 1)
+        assert not packets.readable(moved)
+        os.close(write)
+        write = -1
+        assert packets.readable(moved)
+    finally:
+        for end in (read, write, moved):
+            if end >= 0:
+                os.close(end)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)

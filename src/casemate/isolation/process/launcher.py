@@ -144,10 +144,9 @@ class Launcher:
             self._maker.make(site, name)
             if spec.capture is not None:
                 site.capture = seal.receive_capture(ours)
-                # Only now: before, the child may still have been in the host's own.
-                site.network = namespaces.network_of(running.pid)
             terminals = self._ready(site, late, stdio)
             self._start_broker(site)
+            self._hold_network(site, running)
             seal.send_surroundings(ours, self._surroundings(site), late)
         except BaseException as error:
             theirs.close()
@@ -165,6 +164,22 @@ class Launcher:
             raise
         ours.close()
         return running, terminals
+
+    def _hold_network(self, site: Site, running: Running) -> None:
+        """Keep the sandbox's network, in which something may have to be reached later.
+
+        Before, the child may still be in the host's own; later, when it is sealed, a user's launcher cannot
+        look at it any more. Just now the child makes it, or has made it and waits for its surroundings.
+        """
+        if site.spec.network_host or (site.capture is None and not self.rootless):
+            return
+        while site.network < 0 and not packets.readable(running.pidfd):
+            try:
+                site.network = namespaces.network_of(running.pid)
+            except OSError as error:
+                if error.errno != 1:  # it has ended
+                    return
+                time.sleep(0.0001)
 
     def start(self, site: Site, late: Late, stdio: tuple[int, int, int]) -> tuple[Running, list[int]]:
         """Start the command of ``late`` in a prepared site; otherwise as ``launch``."""
@@ -370,9 +385,7 @@ class Launcher:
         outcome = running.outcome
         interpret(running.record, outcome)
         if running.site.direct is not None:
-            from casemate.isolation.process import record
-
-            record.read(running.site.direct.record, outcome)
+            running.site.direct.report(outcome)
         if running.site.group is not None:
             outcome.events = running.site.group.events(failed=outcome.status != 0)
         return outcome

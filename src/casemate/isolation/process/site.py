@@ -226,8 +226,9 @@ class SiteMaker:
             kinds = namespaces.IPC | namespaces.UTS | (namespaces.NET if network else 0)
             made = namespaces.make(kinds, setup)
             site.joined = [(descriptor, kind) for kind, descriptor in made.items()]
-            if spec.capture is not None:
+            if network:
                 site.network = os.dup(made[namespaces.NET])
+            if spec.capture is not None:
                 site.capture = seal.receive_capture(ours)
         finally:
             ours.close()
