@@ -192,11 +192,13 @@ class AsyncSandbox:
         timeout: float | None = None,  # noqa: ASYNC109 - it kills the sandbox, not the task
         on_stdout: Sink | None = None,
         on_stderr: Sink | None = None,
+        apply: bool = True,
     ) -> Result:
         """Run one command and wait for its end. A string goes to ``/bin/sh -c``.
 
         ``timeout`` is in seconds and can only shorten the policy's. ``on_stdout`` and ``on_stderr`` get
-        output as it comes; the result holds it as well. Cancelling kills the command.
+        output as it comes; the result holds it as well. Cancelling kills the command. Without ``apply`` its
+        changes wait, under the name ``result.applied.pending`` (see ``casemate.sandbox.kept``).
 
         Commands in one workspace run one after another, since they share its changes.
 
@@ -209,6 +211,8 @@ class AsyncSandbox:
         keeper = self._keeper
         assert keeper is not None  # noqa: S101
         assert opened.plan is not None  # noqa: S101
+        if not apply and (self._session or opened.policy.filesystem.workspace == "direct"):
+            raise PolicyError("there is no view here whose changes could wait", code="no-view")
         job = _job_for(opened, command, env, cwd)
 
         def renewed() -> Job:
@@ -217,7 +221,7 @@ class AsyncSandbox:
             return job if latest is None or latest is opened else _job_for(latest, command, env, cwd)
 
         def made(job: Job) -> Command:
-            return Command(keeper, job, stdin, timeout, on_stdout, on_stderr, self._review)
+            return Command(keeper, job, stdin, timeout, on_stdout, on_stderr, self._review, apply=apply)
 
         if not self._session and not any(view.writable for view in opened.plan.spec.views):
             await self._revive(keeper, job, locked=False)
