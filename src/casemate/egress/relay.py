@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Relay"]
 
 _SIZE = 256 << 10
+_TURNS = 4  # buffers of one connection in a row, when they come full
 _RESET = struct.pack("ii", 1, 0)
 _buffer = memoryview(bytearray(_SIZE))
 
@@ -100,7 +101,7 @@ class _Way:
         self._relay = relay
         self._from, self._to = source, sink
         self._count = count
-        self._rest = b""
+        self._rest = memoryview(b"")
         self._reading = self._writing = False
         self.over = False
         self._loop = asyncio.get_running_loop()
@@ -121,16 +122,22 @@ class _Way:
             self._reading = True
 
     def _readable(self) -> None:
+        for _ in range(_TURNS):
+            if not self._pass_on():
+                return
+
+    def _pass_on(self) -> bool:
+        """Pass on one buffer; whether there may be more at once."""
         try:
             size = self._from.recv_into(_buffer)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             self._relay.broken()
-            return
+            return False
         if not size:
             self._finish()
-            return
+            return False
         self._count(size)
         try:
             sent = self._to.send(_buffer[:size])
@@ -138,12 +145,14 @@ class _Way:
             sent = 0
         except OSError:
             self._relay.broken()
-            return
+            return False
         if sent < size:
-            self._rest = bytes(_buffer[sent:size])
+            self._rest = memoryview(bytes(_buffer[sent:size]))
             self._loop.remove_reader(self._from)
             self._reading = False
             self._write_on()
+            return False
+        return size == _SIZE
 
     def _write_on(self) -> None:
         if not self._writing:

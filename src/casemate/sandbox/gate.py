@@ -73,6 +73,11 @@ class GateWorker:
         self.faults: list[str] = []  # errors in it that nobody has expected: kind and place
 
     @property
+    def pid(self) -> int:
+        """The process."""
+        return self._pid
+
+    @property
     def shares(self) -> int:
         """How many commands it serves."""
         return len(self._shares)

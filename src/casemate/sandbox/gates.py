@@ -47,6 +47,11 @@ class Gates:
             raise
         return share
 
+    @property
+    def pids(self) -> list[int]:
+        """The workers' processes."""
+        return [worker.pid for worker in self._workers]
+
     def _worker(self) -> GateWorker:
         for worker in self._workers:
             if not worker.lost and worker.shares < MOST_SHARES:
