@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.harness import MODES, Caller, Den, alive, daemon_pid, family, until
+from tests.cli.network import Service
 from tests.cli.terminal import Terminal
 from tests.security.lab import give
 
@@ -84,3 +85,18 @@ def terminal(caller: Caller) -> Iterator[Terminal]:
     made = Terminal(caller)
     yield made
     made.close()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    """A server of the machine's own loopback."""
+    made = Service()
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["alone", "daemon"])
+def how(request: pytest.FixtureRequest, caller: Caller) -> str:
+    """Without a resident daemon, and with one. Either leaves nothing behind."""
+    request.getfixturevalue("daemon" if request.param == "daemon" else "traceless")
+    return str(request.param)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -13,12 +12,10 @@ import pytest
 from casemate.egress import connection as connection_module
 from casemate.egress import gate as gate_module
 from casemate.egress.certificates import Authority
-from casemate.policy.model import Credential, RequestRule
 from tests.cli.harness import until
 from tests.unit.egress import wire
 from tests.unit.egress.gatelab import (
     ALLOWED,
-    ALSO,
     BOTH,
     GUARDED,
     HOST4,
@@ -102,7 +99,8 @@ def test_an_allowed_name(lab: Lab) -> None:
 def test_either_family_stands_for_the_name(lab: Lab, family: int) -> None:
     """The name's address of either family leads to the name, whatever family the host itself has."""
     with (
-        lab.server(echo, 9000), lab.gate(f"{ALLOWED}:9000") as served,
+        lab.server(echo, 9000),
+        lab.gate(f"{ALLOWED}:9000") as served,
         served.connect(ALLOWED, 9000, family) as client,
     ):
         assert say(client) == b"hello\n"
@@ -152,7 +150,8 @@ def test_addresses_that_stand_for_nothing(lab: Lab) -> None:
 def test_guarded_addresses(lab: Lab, rule: str, reached: bool) -> None:
     """A name that leads to a private address leads nowhere, unless a rule names that address and port."""
     with (
-        lab.server(echo, 9000) as server, lab.gate(f"{GUARDED}:9000", rule) as served,
+        lab.server(echo, 9000) as server,
+        lab.gate(f"{GUARDED}:9000", rule) as served,
         served.connect(GUARDED, 9000) as client,
     ):
         if reached:
@@ -201,7 +200,8 @@ def test_a_service_on_the_other_loopback(lab: Lab) -> None:
     """A service that listens on ::1 alone is found as well."""
     name = "host.casemate.internal"
     with (
-        lab.service(echo, "::1") as named, lab.gate(f"{name}:{named.port}") as served,
+        lab.service(echo, "::1") as named,
+        lab.gate(f"{name}:{named.port}") as served,
         served.connect(name, named.port) as client,
     ):
         assert say(client) == b"hello\n"
@@ -234,187 +234,6 @@ def test_no_such_name(lab: Lab) -> None:
         with served.connect("no.such.name.invalid", 9000) as client:
             assert gone(client) == "reset"
         assert served.told(verdict="deny")["reason"] == "unresolvable"
-
-
-# -- how it is said ------------------------------------------------------------------------------------
-
-
-def test_http_is_told_in_its_own_words(lab: Lab) -> None:
-    """A refused request gets an answer that names host and policy line."""
-    with lab.gate(ALLOWED) as served, served.connect(OTHER, 80) as client:
-        client.sendall(HELLO)
-        answer = all_of(client)
-        assert answer.startswith(b"HTTP/1.1 403 Forbidden\r\n")
-        assert f'network.allow = ["{OTHER}:80"]'.encode() in answer
-
-
-def test_ssh_is_told_in_its_own_words(lab: Lab) -> None:
-    """An ssh client is told, whether it speaks first or waits."""
-    with lab.gate(ALLOWED) as served:
-        for first in (b"", b"SSH-2.0-OpenSSH_9.2\r\n"):
-            with served.connect(OTHER, 22) as client:
-                client.sendall(first)
-                answer = all_of(client)
-                assert answer.startswith(b"SSH-2.0-casemate\r\n")
-                assert f"{OTHER}:22".encode() in answer
-
-
-def test_tls_is_told_in_its_own_words(lab: Lab) -> None:
-    """A TLS client gets an alert: access denied."""
-    with lab.gate(ALLOWED) as served, served.connect(OTHER, 443) as client:
-        client.sendall(wire.hello(wire.sni(OTHER)))
-        assert all_of(client) == bytes((21, 3, 3, 0, 2, 2, 49))
-
-
-# -- what a client says has to agree with where it went ------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "fine"), [(ALLOWED, True), (ALSO, False), (OTHER, False), (None, True)])
-@pytest.mark.parametrize("curve", ["", "secp521r1"])
-def test_the_name_inside_of_tls(lab: Lab, name: str | None, fine: bool, curve: str) -> None:
-    """TLS for the decided name passes, for another not, allowed or not. Also with a second hello."""
-    authority = Authority([ALLOWED])
-    context = ssl.create_default_context(cadata=authority.certificate_pem)
-    context.check_hostname = False
-    seen: list[bytes] = []
-    serve = tls(authority, ALLOWED, curve) if fine else lambda end: seen.append(end.recv(65536))
-    with lab.server(serve, 443), lab.gate(ALLOWED, ALSO) as served, served.connect(ALLOWED, 443) as plain:
-        if fine:
-            with context.wrap_socket(plain, server_hostname=name) as stream:
-                stream.sendall(b"hello")
-                assert stream.recv(5) == b"hello"
-        else:
-            with pytest.raises(ssl.SSLError, match="ACCESS_DENIED"):
-                context.wrap_socket(plain, server_hostname=name)
-            assert served.told(verdict="deny")["reason"] == "sni-differs"
-            until(lambda: served.open() == 0)
-            assert b"".join(seen) == b""
-
-
-def test_hostile_hellos(lab: Lab) -> None:
-    """What is no proper ClientHello does not reach the host; control: one that comes in small pieces."""
-    good = wire.hello(wire.sni(ALLOWED))
-    seen: list[bytes] = []
-
-    def serve(end: socket.socket) -> None:
-        while data := end.recv(65536):
-            seen.append(data)
-            end.sendall(data)
-
-    with lab.server(serve, 443), lab.gate(ALLOWED) as served:
-        for bad in (
-            wire.hello(wire.sni(ALLOWED), wire.sni(OTHER)), b"\x16\x03\x01\xff\xff" + bytes(20),
-            b"\x80\x2e\x01\x03\x01" + bytes(50), good[:-1],
-        ):  # fmt: skip
-            with served.connect(ALLOWED, 443) as client:
-                client.sendall(bad)
-                client.shutdown(socket.SHUT_WR)
-                assert all_of(client)[:1] in (b"\x15", b"")
-        until(lambda: served.open() == 0)
-        assert seen == []
-        with served.connect(ALLOWED, 443) as client:
-            for byte in good:
-                client.sendall(bytes([byte]))
-            assert exactly(client, len(good)) == good
-
-
-@pytest.mark.parametrize(("rule", "data", "reached"), [
-    (f"https://{ALLOWED}", HELLO, False), (f"http://{ALLOWED}:443", HELLO, True),
-    (f"http://{ALLOWED}:443", wire.hello(wire.sni(ALLOWED)), False), (ALLOWED, b"SMTP or so\r\n", True),
-    (f"https://{ALLOWED}", b"SMTP or so\r\n", False), (f"tcp://{ALLOWED}:443", b"SMTP or so\r\n", True),
-])  # fmt: skip
-def test_protocols_of_rules(lab: Lab, rule: str, data: bytes, reached: bool) -> None:
-    """A rule for one protocol allows that one; what a client speaks is known by its first bytes."""
-    seen: list[bytes] = []
-    with (
-        lab.server(lambda end: seen.append(end.recv(65536)), 443), lab.gate(rule) as served,
-        served.connect(ALLOWED, 443) as client,
-    ):
-        client.sendall(data)
-        if reached:
-            until(lambda: seen)
-        else:
-            assert gone(client) in ("end", "reset")
-            assert served.reasons() == ["not-listed"]
-            assert seen == []
-
-
-def test_port_80_is_for_http(lab: Lab) -> None:
-    """What is not HTTP does not pass on port 80, where servers that see no Host would; tcp:// says it may."""
-    with lab.server(echo, 80), lab.gate(ALLOWED) as served:
-        with served.connect(ALLOWED, 80) as client:
-            client.sendall(b"\0\1\2\3 something else")
-            assert gone(client) == "reset"
-        assert served.reasons() == ["not-http"]
-        served.update(f"tcp://{ALLOWED}:80")
-        for said in (b"\0\1\2\3 something else", b"word", HELLO):
-            with served.connect(ALLOWED, 80) as client:
-                assert say(client, said) == said
-
-
-def test_servers_that_speak_first(lab: Lab) -> None:
-    """A server's greeting comes without a word of the client's, who is looked at when it speaks."""
-    with lab.server(banner, 9000), lab.gate(f"{ALLOWED}:9000") as served:
-        with served.connect(ALLOWED, 9000) as client:
-            assert exactly(client, 10) == b"220 here\r\n"
-            assert say(client) == b"hello\n"
-        for name, fine in ((OTHER, False), (ALLOWED, True)):
-            hello = wire.hello(wire.sni(name))
-            with served.connect(ALLOWED, 9000) as client:
-                exactly(client, 10)
-                client.sendall(hello)
-                if fine:
-                    assert exactly(client, len(hello)) == hello
-                else:
-                    assert all_of(client)[:1] == b"\x15"
-                    assert served.told(verdict="deny")["reason"] == "sni-differs"
-
-
-def test_http_is_read(lab: Lab) -> None:
-    """Requests on a plain connection are for the decided host, each of them; another Host is refused."""
-    with lab.server(web, 80), lab.gate(ALLOWED, ALSO) as served, served.connect(ALLOWED, 80) as client:
-        for _ in range(3):
-            client.sendall(HELLO)
-            assert exactly(client, len(ANSWER)).endswith(b"hello")
-        client.sendall(HELLO.replace(b"allowed", b"also"))
-        assert all_of(client).startswith(b"HTTP/1.1 403 ")
-        assert served.told(verdict="deny")["kind"] == "request"
-
-
-def test_credentials(lab: Lab) -> None:
-    """A placeholder becomes the value on the way to its host, and to no other."""
-    seen: list[bytes] = []
-
-    def serve(end: socket.socket) -> None:
-        seen.append(end.recv(65536))
-        end.sendall(ANSWER)
-
-    credential = Credential(name="TOKEN", hosts=(ALLOWED,), source="env:TOKEN", as_="bearer", add=False)
-    how = {"credentials": (credential,), "secrets": {"TOKEN": "the-real-value-of-it"},
-           "placeholders": {"TOKEN": "casemate-placeholder-1"}}  # fmt: skip
-    with lab.server(serve, 80), lab.gate(f"http://{ALLOWED}:80", f"http://{ALSO}:80", **how) as served:
-        for name in (ALLOWED, ALSO):
-            with served.connect(name, 80) as client:
-                token = b"Authorization: Bearer casemate-placeholder-1\r\n\r\n"
-                client.sendall(f"GET / HTTP/1.1\r\nHost: {name}\r\n".encode() + token)
-                assert exactly(client, len(ANSWER)).endswith(b"hello")
-        assert b"Bearer the-real-value-of-it" in seen[0]
-        assert b"the-real" not in seen[1]
-
-
-def test_only_http_where_requests_have_rules(lab: Lab) -> None:
-    """Towards a host whose requests have rules nothing passes that cannot be read."""
-    rule = RequestRule(host=ALLOWED, allow=("GET /",), layer="user")
-    with lab.server(echo, 9000) as server, lab.gate(f"{ALLOWED}:9000", requests=(rule,)) as served:
-        with served.connect(ALLOWED, 9000) as client:
-            client.sendall(b"\0\1\2 anything")
-            assert gone(client) == "reset"
-        assert served.reasons() == ["requests"]
-        assert server.connections == []
-        with served.connect(ALLOWED, 9000) as client:
-            client.sendall(wire.hello(wire.sni(ALLOWED)))
-            assert all_of(client)[:1] == b"\x15"
-        assert served.told(reason="no-authority")
 
 
 # -- bounds --------------------------------------------------------------------------------------------
