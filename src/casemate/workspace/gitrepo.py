@@ -137,7 +137,8 @@ class GitJudge:
         """The place of a directory inside a repository; None: no part of it, an ordinary directory."""
         inner = join(place.inner, name)
         hides = change is not None and change.hides
-        if self.is_repository(path) and (gitfiles.nested(inner) or place.inner):
+        known = gitfiles.nested(inner) or gitfiles.is_directory(inner)
+        if (known or place.inner) and self.is_repository(path):
             if hides or not gitfiles.nested(inner):
                 return _held(path, GIT_REPOSITORY, "a repository in the place of a part of another one")
             return self.repository(path, strict=place.strict)

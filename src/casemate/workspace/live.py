@@ -7,6 +7,9 @@ exactly the judged bytes there. Everything else that needs its content looked at
 
 ``Preconditions`` of all answers: nobody but the caller changes the tree for the sandbox, one act at a time.
 The host may change it at any time; what was remembered of it is looked at anew every second.
+
+A command can take away everybody's right to look into its directories. What cannot be looked at is never
+taken for empty: nothing is done in it that another content would forbid.
 """
 
 from __future__ import annotations
@@ -20,10 +23,20 @@ from casemate.sys.files import open_beneath
 from casemate.workspace import gitconfig, gitfiles
 from casemate.workspace.gitrepo import GitJudge, Place
 from casemate.workspace.links import Links
+from casemate.workspace.marks import LISTED, Strict, completes, is_marked, look_into, mark
 from casemate.workspace.merged import Merged, read_file, read_link
 from casemate.workspace.names import join
 from casemate.workspace.protected import GIT, INSTRUCTIONS, Protected, Rule, fold
-from casemate.workspace.report import ASK, GIT_CONFIG, GIT_HOOK, GIT_REPOSITORY, MOVE, PROTECTED, Held
+from casemate.workspace.report import (
+    ASK,
+    GIT_CONFIG,
+    GIT_HOOK,
+    GIT_REPOSITORY,
+    LINK_OUTSIDE,
+    MOVE,
+    PROTECTED,
+    Held,
+)
 from casemate.workspace.scan import Changes
 
 TYPE_CHECKING = False
@@ -36,8 +49,6 @@ _REMEMBER = 1.0  # seconds
 _MOST_REMEMBERED = 2_000  # a path takes up to 4 KiB
 # A directory with more in it than this is not moved as a whole: looking at it keeps everybody waiting.
 _MOST_MOVED = 50_000
-_MARKS = frozenset({"head", "objects", "refs", "commondir"})
-_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 # Of the files that git's own work makes, those whose content decides what git does on the host.
 _BY_CONTENT = frozenset(
@@ -73,6 +84,16 @@ class _Refused:
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+
+
+class _Unknown(_Refused):
+    """The directory ``path`` cannot be looked into. Never remembered: it takes a chmod to change that."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str, error: OSError) -> None:
+        super().__init__(f"{GIT_REPOSITORY}: {path or '.'} cannot be looked into: {error.strerror}")
+        self.path = path
 
 
 _Context = _Refused | Place | None
@@ -114,11 +135,11 @@ class LiveJudge:
         self._git = GitJudge(self._merged(), self.protected, self._workspace, self._git_path)
         return self._git
 
-    def _merged(self) -> Merged:
-        return Merged(self._tree, self._tree, Changes(entries=[], skipped=[], hidden=set()))
+    def _merged(self, kind: type[Merged] = Merged) -> Merged:
+        return kind(self._tree, self._tree, Changes(entries=[], skipped=[], hidden=set()))
 
     def gone(self, path: str, *, whole: bool) -> None:
-        """A directory was removed or, with all that is in it (``whole``), moved away."""
+        """A directory was removed or has another mode, or (``whole``) was moved with all that is in it."""
         self._contexts.pop(path, None)
         if whole:
             self._until = 0.0
@@ -133,18 +154,23 @@ class LiveJudge:
         known = directory
         while known and known not in self._contexts:
             known = known.rpartition("/")[0]
-        if not known and "" not in self._contexts:
-            self._contexts[""] = self._ordinary("")
-        context = self._contexts[known]
-        for name in directory[len(known) :].lstrip("/").split("/") if directory != known else ():
-            above, known = known, join(known, name)
-            context = self._contexts[known] = self._enter(context, known, above, name)
+        try:
+            if not known and "" not in self._contexts:
+                self._contexts[""] = self._ordinary("")
+            context = self._contexts[known]
+            for name in directory[len(known) :].lstrip("/").split("/") if directory != known else ():
+                above, known = known, join(known, name)
+                context = self._contexts[known] = self._enter(context, known, above, name)
+        except OSError as error:
+            return _Unknown(known, error)
         return context
 
     def _enter(self, context: _Context, path: str, above: str, name: str) -> _Context:
+        """What a directory is, given what the one above is. Raises OSError if it cannot be looked into."""
         if isinstance(context, _Refused):
             return context
         if context is not None:
+            look_into(self._tree, path)
             inside = self._git.enter(context, name, path, None)
             if inside is not None:
                 return _Refused(_text(inside)) if isinstance(inside, Held) else inside
@@ -157,10 +183,11 @@ class LiveJudge:
 
     def _ordinary(self, path: str) -> _Context:
         """An ordinary directory, unless git would take it for a repository."""
-        if self._git.is_repository(path):
+        marked, has_git = look_into(self._tree, path)
+        if marked and self._git.is_repository(path):
             place = self._git.repository(path, strict=False)
             return _Refused(_text(place)) if isinstance(place, Held) else place
-        if path not in self._learned and self._exists(join(path, ".git")):
+        if has_git and path not in self._learned:
             self._learn(path)
         return None
 
@@ -195,15 +222,12 @@ class LiveJudge:
         finally:
             os.close(handle)
 
-    def _exists(self, path: str) -> bool:
-        return self._mode(path) != 0
-
     def _is_directory(self, path: str) -> bool:
         return stat.S_ISDIR(self._mode(path))
 
     def _names(self, directory: str) -> list[str]:
         try:
-            handle = open_beneath(self._tree, directory or ".", _LISTED)
+            handle = open_beneath(self._tree, directory or ".", LISTED)
         except OSError:
             return []
         try:
@@ -224,7 +248,7 @@ class LiveJudge:
         if isinstance(context, _Refused):
             return context.reason
         if context is not None:
-            reason = self._write_git(context, directory, name)
+            reason = self._write_git(context, directory, name, new=new)
             if reason is not None:
                 return reason
         return self._named(context, directory, name, new=new)
@@ -233,26 +257,23 @@ class LiveJudge:
         rule = self.protected.match(directory, name)
         if rule is not None:
             return _rule(rule)
-        if new and context is None and self._completes(directory, name):
-            return f"{GIT_REPOSITORY}: {name} would make the directory one"
-        return ""
+        return self._completes(directory, name) if new and context is None else ""
 
-    def _completes(self, directory: str, name: str) -> bool:
-        """Whether git would take the directory for a repository once it has this name as well."""
-        mark = _mark(name)
-        if not mark:
-            return False
-        try:
-            handle = open_beneath(self._tree, directory or ".", _LISTED)
-        except OSError:
-            return False
-        try:
-            with os.scandir(handle) as entries:
-                return _is_marked({mark, *(_mark(entry.name) for entry in entries)})
-        finally:
-            os.close(handle)
+    def _completes(self, directory: str, name: str) -> str:
+        """Why a new name may not come to a directory that git would then take for a repository."""
+        if not mark(name):
+            return ""
+        self.gone(directory, whole=True)  # it is to be looked at anew
+        return completes(self._tree, directory, name)
 
-    def _write_git(self, place: Place, directory: str, name: str) -> str | None:
+    def _data(self, place: Place, directory: str, name: str, *, new: bool) -> str:
+        """A file or directory of git's own: of any name but those that make its directory something else."""
+        rule = self.protected.match(directory, name)
+        if rule is not None:
+            return _rule(rule)
+        return self._completes(directory, name) if new and place.inner else ""
+
+    def _write_git(self, place: Place, directory: str, name: str, *, new: bool) -> str | None:
         """A file inside a repository; None: an ordinary file beside its own."""
         inner = join(place.inner, name)
         if _is_passing(inner):
@@ -260,8 +281,7 @@ class LiveJudge:
         lock = inner.endswith(".lock")
         kind = gitfiles.classify(inner.removesuffix(".lock") if lock else inner)
         if kind == gitfiles.DATA or (lock and kind in _BY_CONTENT):
-            rule = self.protected.match(directory, name)
-            return "" if rule is None else _rule(rule)
+            return self._data(place, directory, name, new=new)
         if kind is None:
             if place.strict or place.inner or fold(name) in gitfiles.SPECIAL:
                 return f"{GIT_REPOSITORY}: {inner} is no file that git's daily work makes"
@@ -287,7 +307,10 @@ class LiveJudge:
             if kind is not None and gitfiles.well_formed(kind, data):
                 return ""
             return f"{GIT_REPOSITORY}: {name} has a content that git would not write"
-        wrong, before = _unsafe(data), _unsafe(read_file(self._tree, path, gitconfig.LONGEST) or b"")
+        there = read_file(self._tree, path, gitconfig.LONGEST)
+        if there is None and self._mode(path):
+            return f"{GIT_CONFIG}: what is there cannot be read"
+        wrong, before = _unsafe(data), _unsafe(there or b"")
         if wrong is None or before is None:
             return f"{GIT_CONFIG}: not understood"
         # Settings that are there already are the host's own, and stay, in their order: another one could
@@ -309,8 +332,7 @@ class LiveJudge:
         if context is not None:
             inner = join(context.inner, name)
             if gitfiles.is_directory(inner) and inner.partition("/")[0] not in _NOT_MADE:
-                rule = self.protected.match(directory, name)
-                return "" if rule is None else _rule(rule)
+                return self._data(context, directory, name, new=True)
             if context.strict or context.inner or fold(name) in gitfiles.SPECIAL or gitfiles.nested(inner):
                 return f"{GIT_REPOSITORY}: {inner} is no directory that git's daily work makes"
         return self._named(context, directory, name, new=True)
@@ -318,16 +340,21 @@ class LiveJudge:
     def touch_directory(self, path: str) -> str:
         """The mode or the times of a directory are changed."""
         context = self._context(path)
+        if isinstance(context, _Unknown) and context.path == path and self._is_ordinary_above(path):
+            return ""  # or nobody could ever look into it again
         if isinstance(context, _Refused):
             return context.reason
         if context is not None and (not context.inner or context.inner.partition("/")[0] in _NOT_MADE):
             return f"{GIT_REPOSITORY}: {path}"
         return ""
 
+    def _is_ordinary_above(self, path: str) -> bool:
+        return path != "" and self._context(path.rpartition("/")[0]) is None
+
     def closed(self, path: str) -> str:
         """Nothing at all can be done in a directory."""
         context = self._context(path)
-        return context.reason if isinstance(context, _Refused) else ""
+        return context.reason if isinstance(context, _Refused) and not isinstance(context, _Unknown) else ""
 
     def link(self, path: str, to: str) -> str:
         """A symbolic link is made."""
@@ -340,8 +367,11 @@ class LiveJudge:
         return self._named(context, directory, name, new=True) or self._leads(path, to)
 
     def _leads(self, path: str, to: str) -> str:
-        links = Links(self._merged(), self.protected, self._workspace, self._readable)
-        reason, _ = links.judge(path, to)
+        links = Links(self._merged(Strict), self.protected, self._workspace, self._readable)
+        try:
+            reason, _ = links.judge(path, to)
+        except OSError as error:
+            return f"{LINK_OUTSIDE}: what it leads to cannot be looked at: {error.strerror}"
         return "" if reason is None else f"{reason[0]}: {reason[1]}"
 
     def remove(self, path: str, *, directory: bool) -> str:
@@ -400,7 +430,7 @@ class LiveJudge:
             below = stack.pop()
             here, there = join(old, below) if below else old, join(new, below) if below else new
             try:
-                handle = open_beneath(self._tree, here, _LISTED)
+                handle = open_beneath(self._tree, here, LISTED)
             except OSError as error:
                 return f"{MOVE}: {here} cannot be looked at: {error.strerror}"
             marks: set[str] = set()
@@ -411,7 +441,7 @@ class LiveJudge:
                         if count > _MOST_MOVED:
                             raise TooLarge(old)
                         name = entry.name
-                        marks.add(_mark(name))
+                        marks.add(mark(name))
                         rule = self.protected.match(here, name) or self.protected.match(there, name)
                         if rule is not None:
                             return f"{MOVE}: {join(here, name)}: {_rule(rule)}"
@@ -423,22 +453,9 @@ class LiveJudge:
                                 return f"{MOVE}: {join(here, name)}: {reason}"
             finally:
                 os.close(handle)
-            if _is_marked(marks):
+            if is_marked(marks):
                 return f"{MOVE}: {here} is a repository"
         return ""
-
-
-def _mark(name: str) -> str:
-    """One of the names by which git knows a repository, whatever its case; "" for another name."""
-    if name[0] in "HhOoRrCc" or name[0] > "~":
-        folded = fold(name)
-        if folded in _MARKS:
-            return folded
-    return ""
-
-
-def _is_marked(marks: set[str]) -> bool:
-    return "head" in marks and (marks >= {"objects", "refs"} or "commondir" in marks)
 
 
 def _is_passing(inner: str) -> bool:

@@ -69,9 +69,10 @@ def test_protected(judge: LiveJudge, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", names(FREE))
-def test_free(judge: LiveJudge, path: str) -> None:
+def test_free(judge: LiveJudge, ws: Path, path: str) -> None:
     """The control: ordinary names."""
     if path == "x.git/HEAD":  # alone it makes no repository
+        (ws / "x.git").mkdir()
         assert not judge.write(path, new=True)
         return
     assert not judge.write(path, new=True)

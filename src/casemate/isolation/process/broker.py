@@ -10,8 +10,10 @@ arguments point to by then: it can do no more than it could if it had never been
 The one thing that goes out of here with the right to write is an open regular file that was judged.
 
 What comes in is hostile: numbers, paths, descriptors, threads that are killed meanwhile, floods of it all.
-One call is answered after the other. The process has the sandbox's uid and no capability, but (as root) the
-one to read the memory of processes that do not want to be read; a filter of its own lets it do little else.
+One call is answered after the other, and each act is judged and carried out while no other broker acts, on
+places that are then still where they were found. The process has the sandbox's uid and no capability, but
+(as root) the one to read the memory of processes that do not want to be read; a filter of its own lets it do
+little else.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ import errno
 import os
 import select
 import struct
-import time
 from contextlib import suppress
 
 from casemate.isolation.process.deeds import SPECIAL_BITS, Deeds, Elsewhere, Refused
+from casemate.isolation.process.masks import Masks
 from casemate.isolation.process.reach import AT_FDCWD, Place, Reach
 from casemate.isolation.process.record import Record
 from casemate.sys.files import chmod_fd
@@ -44,7 +46,11 @@ _AT_SYMLINK_NOFOLLOW, _AT_REMOVEDIR, _AT_SYMLINK_FOLLOW, _AT_EMPTY_PATH = 0x100,
 _UNNAMED = 0o20000000  # what O_TMPFILE is beside O_DIRECTORY
 _EXCLUSIVE = os.O_CREAT | os.O_EXCL
 _TIMES_SIZE = 32
-_MOST_MASKS, _MASK_KNOWN = 4096, 1.0
+_TRIES = 30
+
+
+class _Moved(Exception):
+    """A directory has been moved between finding a place in it and being alone with it."""
 
 
 class Broker:
@@ -64,8 +70,7 @@ class Broker:
         self._listener, self._reach = listener, reach
         self._record, self._lock = Record(record), lock
         self._deeds = Deeds(reach.tree, judge, self._record.executable)
-        self._masks: dict[int, tuple[int, float]] = {}
-        self._mask = -1
+        self._masks = Masks(reach.proc)
         numbers = TABLES[native()]
         acts: dict[str, Callable[..., int]] = {name: getattr(self, f"_{act}") for name, act in CALLS.items()}
         self._acts = {numbers[name]: act for name, act in acts.items() if name in numbers}
@@ -83,9 +88,9 @@ class Broker:
                 return
 
     def _one(self, call: tuple[int, ...]) -> None:
-        number, thread, kind, *arguments = call
+        number = call[0]
         try:
-            value = self._acts[kind](number, thread, *arguments)
+            value = self._made(*call)
         except Elsewhere:
             self._listener.let_through(number)
         except OSError as error:
@@ -97,6 +102,13 @@ class Broker:
             self._listener.refuse(number, errno.EIO)
         else:
             self._listener.answer(number, value)
+
+    def _made(self, number: int, thread: int, kind: int, *arguments: int) -> int:
+        """Make a call; anew, from its arguments on, where another broker has moved what it means."""
+        for _ in range(_TRIES):
+            with suppress(_Moved):
+                return self._acts[kind](number, thread, *arguments)
+        raise FileNotFoundError(errno.ENOENT, "moved again and again")
 
     # -- what a call means ---------------------------------------------------------------------------
 
@@ -148,55 +160,25 @@ class Broker:
         return place
 
     def _carry_out(self, number: int, act: Callable[[], object], *places: Place) -> int:
-        """Do it if the caller still waits: only then were its memory and its directories its own."""
+        """Do it if the caller still waits: only then were its memory and its directories its own.
+
+        The places were found while others could act. Raises _Moved if one is at another path by now: the
+        judge is asked about paths, but the act goes by the open directory.
+        """
         try:
             with self._lock:
-                self._do(number, act)
+                if places and self._reach.is_moved():
+                    raise Refused("move: the workspace itself was moved", places[0].path)
+                for place in places:
+                    if not self._reach.holds(place):
+                        raise _Moved
+                if not self._listener.is_waiting(number):
+                    raise Elsewhere
+                act()
             return 0
         finally:
             for place in places:
                 place.close()
-
-    def _do(self, number: int, act: Callable[[], object]) -> None:
-        if not self._listener.is_waiting(number):
-            raise Elsewhere
-        act()
-
-    def _change(self, number: int, act: Callable[[], object], place: Place) -> int:
-        """The same for what makes, moves or removes no name: no other broker's acts can get in its way."""
-        try:
-            self._do(number, act)
-            return 0
-        finally:
-            place.close()
-
-    def _use_mask(self, thread: int) -> None:
-        """Take over the caller's file mode mask; the kernel applies it, or a default ACL in its place."""
-        now = time.monotonic()
-        mask, until = self._masks.get(thread, (0, 0.0))
-        if now > until:  # a thread's number may be another one's by then
-            if len(self._masks) > _MOST_MASKS:
-                self._masks.clear()
-            mask = self._mask_of(thread)
-            self._masks[thread] = mask, now + _MASK_KNOWN
-        if mask != self._mask:
-            os.umask(mask)
-            self._mask = mask
-
-    def _mask_of(self, thread: int) -> int:
-        try:
-            handle = os.open(b"%d/status" % thread, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._reach.proc)
-            try:
-                head = os.read(handle, 256)
-            finally:
-                os.close(handle)
-            # A name may hold what looks like a line; a newline in it is shown as \n, so lines are lines.
-            for line in head.split(b"\n"):
-                if line.startswith(b"Umask:"):
-                    return int(line[6:], 8) & 0o777
-        except (OSError, ValueError):
-            pass
-        return 0o077
 
     # -- opening ---------------------------------------------------------------------------------------
 
@@ -217,11 +199,11 @@ class Broker:
         handles: list[int] = []
 
         def act() -> None:
-            self._use_mask(thread)
+            self._masks.use(thread)
             opened = self._deeds.open_unnamed if unnamed else self._deeds.open
             handles.append(opened(place, flags, mode))
 
-        (self._carry_out if flags & os.O_CREAT else self._change)(number, act, place)
+        self._carry_out(number, act, place)
         try:
             return self._listener.give(number, handles[0], close_on_exec=bool(flags & os.O_CLOEXEC))
         finally:
@@ -237,7 +219,7 @@ class Broker:
         place = self._named(thread, at, path)
 
         def act() -> None:
-            self._use_mask(thread)
+            self._masks.use(thread)
             self._deeds.make_directory(place, mode)
 
         return self._carry_out(number, act, place)
@@ -249,7 +231,7 @@ class Broker:
         place = self._named(thread, at, path)
 
         def act() -> None:
-            self._use_mask(thread)
+            self._masks.use(thread)
             self._deeds.make_file(place, mode & 0xFFFF)
 
         return self._carry_out(number, act, place)
@@ -302,22 +284,25 @@ class Broker:
             raise Elsewhere
         path, follow = self._text(thread, old), bool(flags & _AT_SYMLINK_FOLLOW)
         second = self._named(thread, at, new)
+        unnamed, first = -1, None
         try:
             if follow or (not path and flags & _AT_EMPTY_PATH):
                 unnamed = self._without_name(thread, old_at, path)
-                if unnamed >= 0:
-                    try:
-                        return self._carry_out(number, lambda: self._deeds.link_open(unnamed, second))
-                    finally:
-                        os.close(unnamed)
-            first = self._place(thread, old_at, path, follow=follow)
-            if first is None and not path:
-                first = self._reach.at_descriptor(thread, old_at & _INT)
-            if first is None:
-                raise Elsewhere
-            return self._carry_out(number, lambda: self._deeds.link(first, second), first)
-        finally:
+            if unnamed < 0:
+                first = self._place(thread, old_at, path, follow=follow)
+                if first is None and not path:
+                    first = self._reach.at_descriptor(thread, old_at & _INT)
+                if first is None:
+                    raise Elsewhere
+        except BaseException:
             second.close()
+            raise
+        if first is not None:
+            return self._carry_out(number, lambda: self._deeds.link(first, second), first, second)
+        try:
+            return self._carry_out(number, lambda: self._deeds.link_open(unnamed, second), second)
+        finally:
+            os.close(unnamed)
 
     def _without_name(self, thread: int, at: int, path: bytes) -> int:
         """A file that the caller has got here without a name (O_TMPFILE), as our descriptor; or -1."""
@@ -339,7 +324,7 @@ class Broker:
         if length >> 63:
             raise Elsewhere
         place = self._inside(thread, AT_FDCWD, path, follow=True)
-        return self._change(number, lambda: self._deeds.truncate(place, length), place)
+        return self._carry_out(number, lambda: self._deeds.truncate(place, length), place)
 
     def _chmod(self, number: int, thread: int, path: int, mode: int, *_: int) -> int:
         return self._fchmodat2(number, thread, AT_FDCWD, path, mode, 0)
@@ -354,7 +339,7 @@ class Broker:
         follow = not flags & _AT_SYMLINK_NOFOLLOW
         place = self._place(thread, at, text, follow=follow)
         if place is not None:
-            return self._change(number, lambda: self._deeds.change_mode(place, mode), place)
+            return self._carry_out(number, lambda: self._deeds.change_mode(place, mode), place)
         if not mode & SPECIAL_BITS:
             raise Elsewhere
         handle = self._reach.anywhere(thread, at & _INT, text, follow=follow)
@@ -373,7 +358,7 @@ class Broker:
             if mode & 0o111:
                 self._notice_open(thread, descriptor)
             place = self._open_inside(thread, descriptor)
-            return self._change(number, lambda: self._deeds.change_mode(place, mode), place)
+            return self._carry_out(number, lambda: self._deeds.change_mode(place, mode), place)
         return self._special_mode(number, self._reach.handle(thread, descriptor & _INT), mode)
 
     def _notice_open(self, thread: int, descriptor: int) -> None:
@@ -399,7 +384,7 @@ class Broker:
                 place = self._reach.place_of(handle)
                 if place is None:
                     raise PermissionError(errno.EPERM, "a special mode")
-                return self._change(number, lambda: self._deeds.change_mode(place, mode), place)
+                return self._carry_out(number, lambda: self._deeds.change_mode(place, mode), place)
             return self._carry_out(number, lambda: chmod_fd(handle, mode & 0o7777))
         finally:
             os.close(handle)
@@ -412,7 +397,7 @@ class Broker:
 
     def _fchown(self, number: int, thread: int, descriptor: int, uid: int, gid: int, *_: int) -> int:
         place = self._open_inside(thread, descriptor)
-        return self._change(number, lambda: self._deeds.change_owner(place, uid & _INT, gid & _INT), place)
+        return self._carry_out(number, lambda: self._deeds.change_owner(place, uid & _INT, gid & _INT), place)
 
     def _fchownat(
         self, number: int, thread: int, at: int, path: int, uid: int, gid: int, flags: int, *_: int
@@ -423,7 +408,7 @@ class Broker:
         place = self._place(thread, at, text, follow=not flags & _AT_SYMLINK_NOFOLLOW)
         if place is None:
             raise Elsewhere
-        return self._change(number, lambda: self._deeds.change_owner(place, uid & _INT, gid & _INT), place)
+        return self._carry_out(number, lambda: self._deeds.change_owner(place, uid & _INT, gid & _INT), place)
 
     def _utimensat(
         self, number: int, thread: int, at: int, path: int, times: int, flags: int, *_: int
@@ -438,7 +423,7 @@ class Broker:
             place = self._place(thread, at, text, follow=not flags & _AT_SYMLINK_NOFOLLOW)
         if place is None:
             raise Elsewhere
-        return self._change(number, lambda: self._deeds.change_times(place, wanted), place)
+        return self._carry_out(number, lambda: self._deeds.change_times(place, wanted), place)
 
     def _utimes(self, number: int, thread: int, path: int, times: int, *_: int) -> int:
         return self._futimesat(number, thread, AT_FDCWD, path, times)
@@ -451,7 +436,7 @@ class Broker:
                 raise OSError(errno.EINVAL, "times")
             wanted = struct.pack("=qqqq", first, first_us * 1000, second, second_us * 1000)
         place = self._inside(thread, at, path, follow=True)
-        return self._change(number, lambda: self._deeds.change_times(place, wanted), place)
+        return self._carry_out(number, lambda: self._deeds.change_times(place, wanted), place)
 
     def _utime(self, number: int, thread: int, path: int, times: int, *_: int) -> int:
         wanted = None
@@ -459,7 +444,7 @@ class Broker:
             first, second = struct.unpack("=qq", self._memory(thread, times, 16))
             wanted = struct.pack("=qqqq", first, 0, second, 0)
         place = self._inside(thread, AT_FDCWD, path, follow=True)
-        return self._change(number, lambda: self._deeds.change_times(place, wanted), place)
+        return self._carry_out(number, lambda: self._deeds.change_times(place, wanted), place)
 
     def _memory(self, thread: int, address: int, size: int) -> bytes:
         with suppress(OSError):
@@ -478,10 +463,10 @@ class Broker:
         self, number: int, thread: int, at: int, path: int, mode: int, flags: int, *_: int
     ) -> int:
         place = self._inside(thread, at, path, follow=not flags & _AT_SYMLINK_NOFOLLOW)
-        return self._change(number, lambda: self._deeds.access(place, mode & 7), place)
+        return self._carry_out(number, lambda: self._deeds.access(place, mode & 7), place)
 
     def _umask(self, *_: int) -> int:
-        self._masks.clear()
+        self._masks.forget()
         raise Elsewhere
 
 

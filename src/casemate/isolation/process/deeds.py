@@ -411,6 +411,8 @@ class Deeds:
             chmod_fd(handle, mode & 0o777 | facts.st_mode & mode & SPECIAL_BITS)
         finally:
             os.close(handle)
+        if stat.S_ISDIR(facts.st_mode):
+            self._judge.gone(place.path, whole=False)
 
     def change_owner(self, place: Place, uid: int, gid: int) -> None:
         """chown: to itself, since the sandbox has no right to more."""

@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable
+from casemate.isolation.process import record
 from casemate.sys import mounts, notify, packets, process
 from casemate.sys.files import open_beneath
 from casemate.sys.locks import ActLock, open_act_lock, sweep
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from casemate.isolation.process.deeds import Judge
+    from casemate.isolation.process.outcome import Outcome
     from casemate.isolation.process.spec import Direct, Spec
     from casemate.sys.bpf import Prepared as PreparedFilter
 
@@ -40,6 +42,7 @@ _LONGEST_SCAN, _MOST_DIRECTORIES = 20.0, 500_000  # seconds; how many wait to be
 _MOST_MEMORY = 512 << 20  # of a broker, should anything in it grow after all
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _LISTENER, _READY = b"listener", b"ready"
+_LOST = "broker: it ended before the command did, which could change nothing from then on"
 
 
 def special_files(tree: int) -> list[str]:
@@ -95,12 +98,13 @@ class DirectSite:
     writing gets the one it knows.
     """
 
-    __slots__ = ("beyond", "lock", "outer", "pid", "record", "tree")
+    __slots__ = ("beyond", "lock", "lost", "outer", "pid", "record", "tree")
 
     def __init__(self, direct: Direct, tree: int, *, nested: bool) -> None:
         self.tree = tree
         self.beyond: list[str] = []
         self.pid = 0
+        self.lost = False
         self.outer = self.lock = self.record = -1
         try:
             self._make(direct, nested=nested)
@@ -138,11 +142,26 @@ class DirectSite:
 
     def stop(self) -> None:
         """End the broker; nobody it could serve is left."""
+        self._look()
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, _signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self.pid = 0
+
+    def _look(self) -> None:
+        """See whether the broker has ended already. By itself it does so in order, after everybody else."""
+        if self.pid:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.pid, self.lost = 0, status != 0
+
+    def report(self, outcome: Outcome) -> None:
+        """Put into an outcome what the broker has noted so far, and whether it is lost."""
+        self._look()
+        record.read(self.record, outcome)
+        if self.lost:
+            outcome.refused.append((_LOST, "the workspace"))
 
     def close(self, direct: Direct) -> None:
         """Let everything go."""
@@ -215,6 +234,9 @@ def _serve(
         os.dup2(null, number)
     process.close_all_but([endpoint.fileno(), site.tree, site.outer, site.record, site.lock, alive])
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    host = os.open(direct.target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if not os.path.samestat(os.fstat(host), os.fstat(site.tree)):
+        raise FileNotFoundError(errno.ENOENT, "the workspace is not there any more", direct.target)
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
     size = spec.rlimits.get("FSIZE")
     if size is not None:
@@ -240,7 +262,7 @@ def _serve(
         return  # init has met something first
     listener, root = handles
     program.install()
-    reach = Reach(site.tree, root, proc, direct.target, site.beyond)
+    reach = Reach(site.tree, host, root, proc, direct.target, site.beyond)
     served = Broker(notify.Listener(listener), reach, judge, record=site.record, lock=ActLock(site.lock))
     gc.freeze()
     gc.enable()

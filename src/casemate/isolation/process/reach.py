@@ -58,13 +58,15 @@ class Place:
 class Reach:
     """Finds places. All descriptors are the caller's and stay open.
 
-    ``tree`` is the workspace, mounted so that it can be written; ``root`` is the sandbox's root directory,
+    ``tree`` is the workspace, mounted so that it can be written, and ``host`` the same directory as the host
+    has it; ``root`` is the sandbox's root directory,
     ``proc`` the /proc in which its threads have the numbers that are used here. ``target`` is the workspace's
     path inside; ``beyond`` are the paths below it at which something else is mounted.
     """
 
-    def __init__(self, tree: int, root: int, proc: int, target: str, beyond: list[str]) -> None:
+    def __init__(self, tree: int, host: int, root: int, proc: int, target: str, beyond: list[str]) -> None:
         self.tree, self.root, self.proc = tree, root, proc
+        self._host, self._at = host, self._path_of(host)
         self._block = stat_block()
         self._target = os.fsencode(target).rstrip(b"/")
         self._prefix = self._target + b"/"
@@ -73,13 +75,30 @@ class Reach:
         # How the two mounts look among a process's descriptors: which they are, and what paths begin with.
         shown = open_in_root(root, self._target)
         try:
-            self._mounts = {
-                mount_id(shown): self._prefix,
-                mount_id(tree): self._path_of(tree).rstrip(b"/") + b"/",
-            }
+            self._writable = self._path_of(tree).rstrip(b"/") + b"/"
+            self._mounts = {mount_id(shown): self._prefix, mount_id(tree): self._writable}
             self.writable_mount = mount_id(tree)
         finally:
             os.close(shown)
+
+    def is_moved(self) -> bool:
+        """Whether the workspace has another path on the host: other names may have been judged for that."""
+        return self._path_of(self._host) != self._at
+
+    def holds(self, place: Place) -> bool:
+        """Whether a place still is where it was found: somebody may have moved a directory above it."""
+        above = os.fsencode(place.path).rpartition(b"/")[0]
+        try:
+            return self._path_of(place.parent).rstrip(b"/") == (self._writable + above).rstrip(b"/")
+        except OSError:
+            # Its path from the root is too long to be told.
+            again = self._open(self._prefix + os.fsencode(place.path))
+            if again is None:
+                return False
+            try:
+                return os.path.samestat(os.fstat(again.parent), os.fstat(place.parent))
+            finally:
+                again.close()
 
     def _path_of(self, descriptor: int) -> bytes:
         return os.readlink(b"self/fd/%d" % descriptor, dir_fd=self.proc)

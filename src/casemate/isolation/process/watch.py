@@ -97,7 +97,10 @@ def watch_site(site: Site, limits: dict[str, int], pid: int) -> Watch | None:
 
 
 def _free(path: str) -> int:
-    facts = os.statvfs(path)
+    try:
+        facts = os.statvfs(path)
+    except FileNotFoundError:
+        return 0  # the host has moved a workspace away; nothing can be changed in it then
     return facts.f_bfree * facts.f_frsize
 
 

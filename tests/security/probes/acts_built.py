@@ -1,0 +1,176 @@
+"""Repositories put together where nobody can look, and places that move away under the eyes of a judge."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import raw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Params = dict[str, Any]
+Result = dict[str, Any]
+
+HEAD = "ref: refs/heads/main\n"
+#: The modes a directory gets before anything is in it, after each name, and whether the one above has it.
+HIDES: dict[str, tuple[int, int]] = {
+    "open": (0o755, 0o755),
+    "unlisted": (0o311, 0o311),
+    "later": (0o755, 0o311),
+    "unreachable": (0o755, 0o600),
+}
+ORDERS = [*itertools.permutations(("HEAD", "objects", "refs")), ("HEAD", "commondir"), ("commondir", "HEAD")]
+
+
+def put(path: str, text: str) -> None:
+    with open(path, "w") as stream:
+        stream.write(text)
+
+
+def config(run: str, name: str) -> str:
+    return (
+        f"[core]\n\trepositoryformatversion = 1\n\tbare = false\n\tworktree = .\n\tfsmonitor = {run} {name}\n"
+        "[extensions]\n\tworktreeConfig = true\n"
+    )
+
+
+def plainly(place: str, mark: str) -> None:
+    """Each name made as git makes it."""
+    if mark == "HEAD":
+        put(f"{place}/HEAD", HEAD)
+    elif mark == "commondir":
+        put(f"{place}/commondir", f"{os.path.dirname(place)}/store\n")
+    else:
+        os.mkdir(f"{place}/{mark}")
+
+
+def moved(place: str, mark: str) -> None:
+    """Each name made elsewhere and moved."""
+    source = f"{place}.made"
+    os.makedirs(source, exist_ok=True)
+    plainly(source, mark)
+    os.rename(f"{source}/{mark}", f"{place}/{mark}")
+
+
+def linked(place: str, mark: str) -> None:
+    """Each name a link: hard for files, symbolic for directories."""
+    source = f"{place}.made"
+    os.makedirs(source, exist_ok=True)
+    if mark in ("HEAD", "commondir"):
+        plainly(source, mark)
+        os.rename(f"{source}/{mark}", f"{source}/plain")
+        os.link(f"{source}/plain", f"{place}/{mark}")
+    else:
+        os.makedirs(f"{source}/some", exist_ok=True)
+        os.symlink("../" + os.path.basename(source) + "/some", f"{place}/{mark}")
+
+
+def exchanged(place: str, mark: str) -> None:
+    """Each name comes in exchange for another one, and that one goes."""
+    source = f"{place}.made"
+    os.makedirs(source, exist_ok=True)
+    plainly(source, mark)
+    os.mkdir(f"{source}/x")
+    os.rename(f"{source}/{mark}", f"{source}/other")
+    raw.nr_call(316, -100, f"{source}/x".encode(), -100, f"{source}/other".encode(), 2)
+    os.rename(f"{source}/x", f"{place}/{mark}")
+    os.rmdir(f"{source}/other")
+
+
+WAYS: dict[str, Callable[[str, str], None]] = {
+    "plain": plainly, "moved": moved, "linked": linked, "exchanged": exchanged,
+}  # fmt: skip
+
+
+def repositories(p: Params) -> Result:
+    """A repository for every order of names, way to make each, and mode that hides them."""
+    top = f"{p['ws']}/built"
+    os.makedirs(f"{top}/store/objects")
+    os.makedirs(f"{top}/store/refs")
+    put(f"{top}/store/config", config(p["run"], "store"))
+    made: list[str] = []
+    for way, hide in itertools.product(WAYS, HIDES):
+        for number, order in enumerate(ORDERS):
+            name = f"{way}-{hide}-{number}"
+            place = f"{top}/{name}"
+            first, then = HIDES[hide]
+            os.mkdir(place)
+            put(f"{place}/config", config(p["run"], name))
+            # With a commondir git takes core.worktree from here only.
+            put(f"{place}/config.worktree", "[core]\n\tbare = false\n\tworktree = .\n")
+            os.chmod(place, first)
+            for mark in order:
+                with contextlib.suppress(OSError):
+                    WAYS[way](place, mark)
+                os.chmod(place, then)
+                if then == 0o600:
+                    with contextlib.suppress(OSError):
+                        put(f"{place}/x", "x")
+                    os.chmod(place, first)
+            os.chmod(place, 0o755)
+            made.append(name)
+    return {"ok": True, "made": made}
+
+
+def inside_git(p: Params) -> Result:
+    """Repositories among the data of others, where anything may be written."""
+    for place in p["places"]:
+        inside = f"{p['ws']}/{place}"
+        with contextlib.suppress(OSError):
+            os.makedirs(inside, exist_ok=True)
+        for name in ("objects", "refs"):
+            with contextlib.suppress(OSError):
+                os.makedirs(f"{inside}/{name}", exist_ok=True)
+        for name, text in (("config", config(p["run"], place.replace("/", "_"))), ("HEAD", HEAD)):
+            with contextlib.suppress(OSError):
+                put(f"{inside}/{name}", text)
+    return {"ok": True}
+
+
+def chmod_rounds(p: Params) -> Result:
+    """Directories that are locked and opened again, as programs do that restore modes."""
+    os.chdir(p["ws"])
+    os.makedirs("locked/in", exist_ok=True)
+    put("locked/in/f", "x")
+    errors: list[str] = []
+    for mode in (0, 0o600, 0o311, 0o500, 0o755):
+        try:
+            os.chmod("locked", mode)
+        except OSError as error:
+            errors.append(f"{mode:o}: {error}")
+    put("locked/in/g", p["token"])
+    os.chmod("locked/in", 0)
+    os.chmod("locked/in", 0o700)
+    os.rename("locked/in", "locked/out")
+    return {"ok": not errors, "errors": errors}
+
+
+def race_names(p: Params) -> Result:
+    """One of two sandboxes: moves ``y`` to ``x/workflows`` and back, while the other one moves ``x``."""
+    os.chdir(p["ws"])
+    for name in ("x", "y"):
+        os.makedirs(name, exist_ok=True)
+    put("y/evil.yml", "on: push\n")
+    return rounds(p, "y", "x/workflows")
+
+
+def race_parents(p: Params) -> Result:
+    """The other one: moves ``x`` to ``.github`` and back."""
+    os.chdir(p["ws"])
+    os.makedirs("x", exist_ok=True)
+    return rounds(p, "x", ".github")
+
+
+def rounds(p: Params, here: str, there: str) -> Result:
+    done, end = 0, time.monotonic() + p["seconds"]
+    while time.monotonic() < end and not os.path.exists(".github/workflows"):
+        for old, new in ((here, there), (there, here)):
+            with contextlib.suppress(OSError):
+                os.rename(old, new)
+                done += 1
+    return {"ok": True, "done": done, "won": os.path.exists(".github/workflows")}

@@ -1,0 +1,192 @@
+"""Directly changed workspaces: what is put together out of sight, or moved while it is judged, is held.
+
+The judge of such a workspace goes by what it sees of it. A command can take away the right to look, and two
+commands can change one workspace at the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.security.engines import ENGINE, Request, acts_command
+from tests.security.lab import PATH, drop_to, give
+from tests.security.test_direct import DIRECT, broker_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.conftest import Runner
+    from tests.security.lab import Scene
+
+pytestmark = [pytest.mark.security, pytest.mark.root]
+
+
+def program(scene: Scene) -> str:
+    """The program that git must not run: it leaves a file."""
+    script = scene.ws.parent / "mark.sh"
+    script.write_text(f"#!/bin/sh\n: >'{scene.ws.parent}/mark'\nexit 1\n")
+    script.chmod(0o755)
+    give(scene.ws.parent, scene.world.uid)
+    return str(script)
+
+
+def running(scene: Scene, places: Iterable[Path]) -> list[str]:
+    """The directories in which ``git status`` of the host runs that program."""
+    env = {"PATH": PATH, "HOME": str(scene.world.home), "GIT_CONFIG_NOSYSTEM": "1"}
+    mark = scene.ws.parent / "mark"
+    found = []
+    for place in places:
+        mark.unlink(missing_ok=True)
+        if place.is_dir():
+            subprocess.run(
+                [*drop_to(scene.world.uid), "git", "status"], cwd=place, env=env,
+                stdin=subprocess.DEVNULL, capture_output=True, check=False,
+            )  # fmt: skip
+        if mark.exists():
+            found.append(str(place.relative_to(scene.ws)))
+    return found
+
+
+def started(scene: Scene, *argv: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    """A direct run in the background, with open streams."""
+    request = Request(scene, list(argv), DIRECT)
+    return subprocess.Popen(
+        [*drop_to(scene.world.uid), *ENGINE.argv(request)],
+        cwd=cwd or scene.ws, env=scene.world.environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_no_repository_is_built_out_of_sight(casemate: Runner, scene: Scene) -> None:
+    """In whatever order, by whatever calls and under whatever modes its names come: git on the host takes no
+    directory for a repository that a command has made, and runs nothing.
+    """
+    outcome = casemate.acts("built.repositories", run=program(scene), flags=DIRECT, how={"timeout": 120})
+    made = outcome.records["built.repositories"]["made"]
+    assert len(made) == 128
+    ran = running(scene, [scene.ws / "built" / name for name in made])
+    assert not ran, f"git ran a program in {ran}; {outcome.brief()}"
+    control = scene.world.scene()
+    try:
+        casemate.__class__(control).bare("built.repositories", run=program(control))
+        ran = running(control, [control.ws / "built" / name for name in made])
+        assert ran == [f"built/{name}" for name in made]
+    finally:
+        control.close()
+
+
+@pytest.mark.parametrize("flags", [DIRECT, ()], ids=["direct", "view"])
+def test_no_repository_among_the_data_of_another(
+    casemate: Runner, scene: Scene, flags: tuple[str, ...]
+) -> None:
+    """Anything may be written to objects, refs and logs, but no directory of theirs becomes a repository."""
+    places = [
+        f"{git}/{inner}"
+        for git in (".git", "sub/repo/.git")
+        for inner in "refs refs/d logs logs/d/e objects objects/d rr-cache/d lfs/objects/d".split()
+    ]
+    outcome = casemate.acts("built.inside_git", run=program(scene), places=places, flags=flags)
+    ran = running(scene, [scene.ws / place for place in places])
+    assert not ran, f"git ran a program in {ran}; {outcome.brief()}"
+    control = scene.world.scene()
+    try:
+        casemate.__class__(control).bare("built.inside_git", run=program(control), places=places)
+        assert running(control, [control.ws / place for place in places]) == places
+    finally:
+        control.close()
+
+
+def test_directories_are_locked_and_opened(casemate: Runner, scene: Scene) -> None:
+    """The control of hidden directories: an ordinary one may have any mode, and get its old one back."""
+    record = casemate.acts("built.chmod_rounds", flags=DIRECT).records["built.chmod_rounds"]
+    assert record["ok"], record
+    assert (scene.ws / "locked/out/f").read_text() == "x"
+    assert (scene.ws / "locked/in").exists() is False
+
+
+def test_two_commands_race(casemate: Runner, scene: Scene) -> None:
+    """Two commands, one of which moves the directory that the other one is making something in."""
+    acts = ("built.race_names", "built.race_parents")
+    both = [started(scene, *acts_command(scene, [act], seconds=4.0)) for act in acts]
+    reports = [process.communicate(timeout=60) for process in both]
+    assert all(b'"done": ' in output for output, _ in reports), reports
+    assert not (scene.ws / ".github/workflows").exists(), reports
+    control = scene.world.scene()
+    try:
+        (control.ws / "x").mkdir()
+        (control.ws / "y").mkdir()
+        give(control.ws, control.world.uid)
+        script = "mv y x/workflows && mv x .github"
+        subprocess.run([*drop_to(control.world.uid), "sh", "-c", script], cwd=control.ws, check=True)
+        assert (control.ws / ".github/workflows").exists()
+    finally:
+        control.close()
+
+
+def test_a_workspace_is_moved_by_another_command(scene: Scene) -> None:
+    """A command in a directory of another one's workspace, which that one gives a name that counts: nothing
+    more is changed in it, until it is back.
+    """
+    (scene.ws / "inner").mkdir()
+    give(scene.ws, scene.world.uid)
+    step = "read x; mkdir workflows && echo made || echo no; rmdir workflows"
+    script = f"echo up; {step}; {step}; {step}"
+    inner = started(scene, "/bin/sh", "-c", script, cwd=scene.ws / "inner")
+    assert inner.stdin is not None
+    assert inner.stdout is not None
+
+    def answer() -> bytes:
+        assert inner.stdin is not None
+        assert inner.stdout is not None
+        inner.stdin.write(b"\n")
+        inner.stdin.flush()
+        return inner.stdout.readline()
+
+    def outer(*argv: str) -> None:
+        process = started(scene, *argv)
+        output = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+
+    assert inner.stdout.readline() == b"up\n"
+    assert answer() == b"made\n", "the control"
+    outer("/bin/mv", "inner", ".github")
+    assert answer() == b"no\n"
+    assert not (scene.ws / ".github/workflows").exists()
+    outer("/bin/mv", ".github", "inner")
+    assert answer() == b"made\n"
+    _, errors = inner.communicate(timeout=60)
+    assert b"refused-move" in errors
+
+
+@pytest.mark.parametrize("end", ["killed", "in order"])
+def test_a_lost_broker_is_reported(scene: Scene, end: str) -> None:
+    """When its broker ends before it, a command that says nothing is not taken for one that was served."""
+    process = started(scene, "/bin/sh", "-c", "echo up; read x; echo a >one; exit 0")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    if end == "killed":
+        broker = broker_of(process)
+        os.kill(broker, signal.SIGKILL)
+        until = time.monotonic() + 10
+        while "\nState:\tZ" not in status_of(broker) and time.monotonic() < until:
+            time.sleep(0.01)
+    _, errors = process.communicate(b"go\n", timeout=60)
+    assert process.returncode == 0
+    assert (b"refused-broker" in errors) is (end == "killed"), errors
+    assert (scene.ws / "one").exists() is (end == "in order")
+
+
+def status_of(pid: int) -> str:
+    """What /proc says of a process; that it is a zombie for one that is gone."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return file.read()
+    except OSError:
+        return "\nState:\tZ"
