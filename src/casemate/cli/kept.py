@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from casemate.sandbox.kept import Reviews
     from casemate.sandbox.result import Applied
 
-__all__ = ["CommandLine", "main", "show", "tell_applied"]
+__all__ = ["CommandLine", "main", "show", "tell_applied", "tell_missed"]
 
 USAGE = """usage: casemate changes [-C DIR] [--json]
        casemate diff    [-C DIR] [ID] [PATH…] [--only GLOB]… [--stat] [--json]
