@@ -118,6 +118,7 @@ def test_same_as_without(caller: Caller, daemon: int) -> None:
         for report in (served[1], bare[1]):
             for name in ("phases", "peak-memory", "cpu"):
                 report.pop(name, None)
+            report.get("disk", {}).pop("used", None)
             if script.startswith("head -c"):  # the watch and the writer's own limit race
                 report.update({"limits-touched": [], "exit-code": 137, "signal": 9})
             reports.append(own.sub(b"/", json.dumps(report).encode()))
