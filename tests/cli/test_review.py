@@ -281,12 +281,33 @@ def test_many_changes_are_folded(caller: Caller, ws: Path) -> None:
     )
     wait(caller, ws, script)
     text = caller.cli("diff", cwd=ws).out.decode()
-    assert "created    node_modules/  (202 entries, 694 B; 1 of them executable)" in text, text
+    assert "created    node_modules/  (202 entries in it, 694 B; 1 of them executable)" in text, text
     assert "node_modules/p/.envrc" in text
     assert "+++ b/own" in text
     assert "node_modules/p/100" not in text
     assert len(listed(caller, ws)) == 204
     assert "+100" in caller.cli("diff", "node_modules/p/100", cwd=ws).out.decode()
+    assert caller.cli("discard", cwd=ws).code == 0
+
+
+def test_what_git_keeps_for_itself_is_one_line(caller: Caller, ws: Path) -> None:
+    """A commit is the files and one line for the repository; what would be held back in it is still named."""
+    commit = "git -c user.name=t -c user.email=t@example.invalid commit -qm"
+    wait(caller, ws, f"git init -q . && echo 1 >f && git add f && {commit} one")
+    text = caller.cli("diff", cwd=ws).out.decode()
+    first, second = (line.split()[:2] for line in text.splitlines()[1:3])
+    assert (first, second) == (["created", ".git/"], ["created", "f"]), text
+    assert "objects" not in text
+    assert caller.cli("apply", cwd=ws).code == 0
+    wait(caller, ws, f"echo 2 >>f && {commit} two -a; echo evil >.git/hooks/pre-commit")
+    text = caller.cli("diff", cwd=ws).out.decode()
+    first, second, third = (line.split()[:2] for line in text.splitlines()[1:4])
+    assert first == ["modified", ".git/"], text
+    assert second == ["created", ".git/hooks/pre-commit"], text
+    assert third == ["modified", "f"], text
+    assert "+evil" in text
+    assert any("objects/" in path for path in listed(caller, ws))
+    assert b".git/objects/" in caller.cli("diff", ".git", cwd=ws).out
     assert caller.cli("discard", cwd=ws).code == 0
 
 

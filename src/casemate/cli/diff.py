@@ -10,8 +10,9 @@ import os
 
 import msgspec
 
-from casemate.cli.render import representable
+from casemate.cli.render import armoured, representable
 from casemate.workspace.names import printable
+from casemate.workspace.review import Entry
 from casemate.workspace.textdiff import Budget
 
 TYPE_CHECKING = False
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from casemate.sandbox.tops import Reviews
-    from casemate.workspace.review import Difference, Entry, Review
+    from casemate.workspace.review import Difference, Review
     from casemate.workspace.textdiff import TextDiff
 
 __all__ = ["Page", "as_json", "is_colourful", "size_of"]
@@ -49,14 +50,16 @@ def size_of(size: int) -> str:
 
 
 class Page:
-    """One review as lines: ``listing`` and ``texts``."""
+    """One review as lines: ``listing`` and ``texts``. With ``fold`` what nobody reads is one line: a new
+    directory with much in it, and what git keeps for itself.
+    """
 
-    def __init__(self, reviews: Reviews, *, colour: bool = False) -> None:
+    def __init__(self, reviews: Reviews, *, colour: bool = False, fold: bool = True) -> None:
         self._reviews, self._colour = reviews, colour
         self._folded: dict[int, dict[str, list[Entry]]] = {}
         self._within: dict[int, dict[str, int]] = {}
         for number, (_, review) in enumerate(reviews.views):
-            self._folded[number] = _fold(review.entries)
+            self._folded[number] = _fold(review.entries) if fold else {}
             self._within[number] = _within(review.entries)
 
     def _paint(self, text: str, code: str) -> str:
@@ -88,7 +91,12 @@ class Page:
     def _shown(self, number: int, review: Review) -> Iterator[tuple[Entry, list[Entry]]]:
         """The entries that have a line of their own, with those that are folded into it."""
         folds = self._folded[number]
-        for entry in review.entries:
+        listed = {entry.path for entry in review.entries}
+        # A repository that was there before is no change itself.
+        heads = [
+            Entry(path=path, what="modified", kind="dir") for path in folds if path not in listed
+        ]
+        for entry in sorted([*review.entries, *heads], key=_by_path) if heads else review.entries:
             if entry.path in folds:
                 yield entry, folds[entry.path]
             elif not entry.within and (entry.held or not _is_below(entry.path, folds)):
@@ -153,17 +161,29 @@ class Page:
         return [*head, *lines]
 
 
+def _by_path(entry: Entry) -> bytes:
+    return os.fsencode(entry.path)
+
+
 def _fold(entries: list[Entry]) -> dict[str, list[Entry]]:
-    """New directories with much in them -> what is in them and need not be named; the outermost only."""
+    """Directories that are one line -> what is in them and need not be named; the outermost only."""
     counts: dict[str, list[Entry]] = {entry.path: [] for entry in entries if _is_new(entry)}
     for entry in entries:
         above = entry.path.rpartition("/")[0]
         while above:
+            if above.rpartition("/")[2] == ".git":
+                counts.setdefault(above, [])
             if above in counts:
                 counts[above].append(entry)
             above = above.rpartition("/")[0]
-    large = {path for path, inside in counts.items() if len(inside) > _FOLD}
+    large = {
+        path for path, inside in counts.items() if len(inside) > (0 if _is_git(path) else _FOLD)
+    }
     return {path: counts[path] for path in large if not _is_below(path, large)}
+
+
+def _is_git(path: str) -> bool:
+    return path.rpartition("/")[2] == ".git"
 
 
 def _within(entries: list[Entry]) -> dict[str, int]:
@@ -207,7 +227,7 @@ def _facts(entry: Entry, inside: list[Entry]) -> Iterator[str]:
         yield f"in the place of a {kind}{filled}"
     if inside:
         size = sum(other.size for other in inside)
-        yield f"{_entries(len(inside))}, {size_of(size)}"
+        yield f"{_entries(len(inside))} in it, {size_of(size)}"
         if count := sum(other.executable for other in inside):
             yield f"{count} of them executable"
     elif entry.entries:
@@ -271,7 +291,7 @@ def as_json(reviews: Reviews, kind: str, *, texts: bool) -> bytes:
     data: dict[str, object] = {
         "id": reviews.name, "kind": kind, "command": reviews.argv, "views": views,
     }  # fmt: skip
-    return _armoured(msgspec.json.encode(representable(data)))
+    return armoured(msgspec.json.encode(representable(data)))
 
 
 def _entry(entry: Entry, review: Review, budget: Budget | None) -> dict[str, object]:
@@ -287,18 +307,3 @@ def _entry(entry: Entry, review: Review, budget: Budget | None) -> dict[str, obj
         elif difference.why:
             plain["content"] = difference.why
     return plain
-
-
-def _armoured(data: bytes) -> bytes:
-    """The same JSON with every character that is not printable as an escape: it is in a string."""
-    if data.isascii() and b"\x7f" not in data:
-        return data
-    text = data.decode()
-    found: list[str] = []
-    for character in text:
-        if character.isprintable():
-            found.append(character)
-        else:
-            raw = character.encode("utf-16-be")
-            found += [f"\\u{raw[at]:02x}{raw[at + 1]:02x}" for at in range(0, len(raw), 2)]
-    return "".join(found).encode()

@@ -8,7 +8,7 @@ import msgspec
 
 from casemate.cli.diff import Page, as_json, is_colourful
 from casemate.cli.main import tell
-from casemate.cli.render import escaped, representable
+from casemate.cli.render import armoured, escaped, representable
 from casemate.cli.streams import put
 from casemate.sandbox.kept import Kept, Words
 from casemate.workspace.textdiff import Budget
@@ -177,7 +177,7 @@ def show(reviews: Reviews, words: CommandLine, state: str, title: str) -> int:
     if "--json" in words.switches:
         put(1, as_json(reviews, state, texts=not stat) + b"\n")
         return 0
-    page = Page(reviews, colour=is_colourful(1, dict(os.environ)))
+    page = Page(reviews, colour=is_colourful(1, dict(os.environ)), fold=words.chosen is None)
     put(1, "".join(f"{line}\n" for line in (title, *page.listing(lines_changed=True))).encode())
     if not stat:
         one = reviews.count() == 1
@@ -279,7 +279,7 @@ def _changes(kept: Kept, *, as_json: bool) -> int:
             "interrupted": [msgspec.to_builtins(item) for item in tops if item.state != _PENDING],
             "held": [msgspec.to_builtins(item) for item in held],
         }
-        put(1, msgspec.json.encode(representable(data)) + b"\n")
+        put(1, armoured(msgspec.json.encode(representable(data))) + b"\n")
         return 0
     lines: list[str] = []
     for item in tops:

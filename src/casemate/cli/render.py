@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from casemate.errors import CasemateError
     from casemate.sandbox.result import Result
 
-__all__ = ["as_json", "error_as_json", "escaped", "representable", "summary"]
+__all__ = ["armoured", "as_json", "error_as_json", "escaped", "representable", "summary"]
 
 if not TYPE_CHECKING:
 
@@ -28,12 +28,13 @@ def as_json(result: Result) -> bytes:
     plain = msgspec.to_builtins(result)
     for name in ("stdout", "stderr"):
         plain.pop(name, None)
-    return msgspec.json.encode(representable(plain))
+    return armoured(msgspec.json.encode(representable(plain)))
 
 
 def error_as_json(error: CasemateError, code: int) -> bytes:
     """The same for what kept a command from running."""
-    return msgspec.json.encode(representable({"error": error.as_dict(), "exit-code": code}), enc_hook=str)
+    plain = representable({"error": error.as_dict(), "exit-code": code})
+    return armoured(msgspec.json.encode(plain, enc_hook=str))
 
 
 def representable(value: object) -> object:
@@ -50,6 +51,21 @@ def representable(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [representable(item) for item in cast("list[object]", value)]
     return value
+
+
+def armoured(data: bytes) -> bytes:
+    """The same JSON with every character that is not printable as an escape: it is in a string."""
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    text = data.decode()
+    found: list[str] = []
+    for character in text:
+        if character.isprintable():
+            found.append(character)
+        else:
+            raw = character.encode("utf-16-be")
+            found += [f"\\u{raw[at]:02x}{raw[at + 1]:02x}" for at in range(0, len(raw), 2)]
+    return "".join(found).encode()
 
 
 def summary(result: Result) -> list[str]:
