@@ -21,8 +21,8 @@ from tests.security.engines import ENGINE, Outcome, Request, acts_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Whoever started the tests may ignore these (nohup, a shell's `&`), and what the tests start would ignore them
-# too.
+# Whoever started the tests may ignore these (nohup, a shell's `&`), and what the tests start would then
+# ignore them, too.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -72,7 +72,7 @@ class InlineRun:
     ) -> None:  # fmt: skip
         assert job.plan is not None  # noqa: S101
         self._launcher = launcher
-        self._job = job
+        self._job: Job = job
         self._lock = lock
         self._site: Site | None = None
         self._running: Running | None = None
