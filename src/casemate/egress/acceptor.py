@@ -26,7 +26,8 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._resuming: asyncio.TimerHandle | None = None
         listener.setblocking(False)
-        self._loop.add_reader(listener, self._accept)
+        self._descriptor = listener.fileno()
+        self._loop.add_reader(self._descriptor, self._accept)
 
     def close(self) -> None:
         """Take no more; what waits in the queue is refused with the listener's end."""
@@ -34,7 +35,7 @@ class Acceptor:
             self._resuming.cancel()
             self._resuming = None
         else:
-            self._loop.remove_reader(self._listener)
+            self._loop.remove_reader(self._descriptor)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -46,7 +47,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _NO_ROOM:
                     # The listener stays readable: to go on watching it would be to try without end.
-                    self._loop.remove_reader(self._listener)
+                    self._loop.remove_reader(self._descriptor)
                     self._resuming = self._loop.call_later(_PAUSE, self._resume)
                     return
                 continue  # this one was gone before it was taken
@@ -55,4 +56,4 @@ class Acceptor:
 
     def _resume(self) -> None:
         self._resuming = None
-        self._loop.add_reader(self._listener, self._accept)
+        self._loop.add_reader(self._descriptor, self._accept)

@@ -18,7 +18,7 @@ from casemate.egress.classify import HTTP, OTHER, TLS, UNDECIDED, classify
 from casemate.egress.clienthello import HelloError
 from casemate.egress.errors import Refused
 from casemate.egress.events import Event
-from casemate.egress.peek import peek, readable, stopped
+from casemate.egress.peek import look, peek, readable, stopped
 from casemate.egress.relay import Relay
 
 TYPE_CHECKING = False
@@ -129,10 +129,12 @@ class Connection:
             return
         early: asyncio.Task[socket.socket] | None = None
         try:
-            if allowed:
-                # While the client says hello the way is made; an HTTP flow may find it of use as well.
-                early = asyncio.get_running_loop().create_task(self._dial())
-            data = await self._first_words(early, must_speak=self.port in (80, 443) or not same)
+            data = look(self.endpoint)
+            if data is None:
+                if allowed:
+                    # While the client says hello the way is made; an HTTP flow may find it of use as well.
+                    early = asyncio.get_running_loop().create_task(self._dial())
+                data = await self._first_words(early, must_speak=self.port in (80, 443) or not same)
             self.protocol, data = await self._what(data)
             # By the policy of this moment: it may have changed while the client was waited for.
             intercepted = self.decider.intercept(self.host, self.port)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Decider", "Decision"]
 
 _LOOPBACK = ("127.0.0.1", "::1")
+_MOST_KNOWN = 4096
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -60,6 +61,7 @@ class Decider:
         self._allow = (*rules.parse_all(network.allow), *logins)
         self._within = None if network.within is None else rules.parse_all(network.within, bound=True)
         self._approved = tuple(rule for text in approved if (rule := self._approval(text)) is not None)
+        self._known: dict[tuple[str, int, str], Decision] = {}
 
     # -- names -----------------------------------------------------------------------------------------
 
@@ -85,6 +87,16 @@ class Decider:
         ``protocol`` is ``http``, ``https`` (TLS), ``tcp`` (known to be neither) or ``""``: not known yet,
         which allows what may turn out to be allowed and denies only what is denied in any protocol.
         """
+        # A policy does not change, and each connection asks some times over.
+        key = (host, port, protocol)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = self._connect(host, port, protocol)
+        return found
+
+    def _connect(self, host: str, port: int, protocol: str) -> Decision:
         where = _host(host)
         if where is None or not 0 < port < 65536:
             return Decision("deny", "default", "bad-name")

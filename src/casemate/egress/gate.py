@@ -6,6 +6,7 @@ Who is asking is known from the listener that a connection came to, and from not
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 import time
@@ -22,6 +23,7 @@ from casemate.egress.errors import Refused
 from casemate.egress.events import Event, Log
 from casemate.egress.inbound import Inbound
 from casemate.egress.names import Names, is_synthetic
+from casemate.egress.peek import writable
 from casemate.egress.proxy import serve_proxy
 from casemate.egress.questions import Questions
 from casemate.egress.resolver import Lookups
@@ -134,29 +136,26 @@ class Gate:
         """Find out what a connection is for, and serve it."""
         with endpoint:
             try:
-                address, port = connected_to(endpoint.fileno())
+                address, port = connected_to(endpoint)
             except OSError:
                 return
-            known = hosts.address(address)
-            if known is None or known.is_loopback:
-                self._reset(endpoint)  # loopback stays inside: somebody called the listener itself
-            elif port == DNS_PORT and self._answers is not None:
+            host = self.names.name(address)
+            if host is None:
+                known = hosts.address(address)
+                if known is None or known.is_loopback:
+                    self._reset(endpoint)  # loopback stays inside: somebody called the listener itself
+                    return
+                host = str(known)
+            if port == DNS_PORT and self._answers is not None:
                 await self._answers.serve_stream(endpoint)
             elif self.names.is_gate(address):
                 await serve_proxy(self, endpoint)
-            else:
-                await self._serve_address(endpoint, str(known), port)
-
-    async def _serve_address(self, endpoint: socket.socket, address: str, port: int) -> None:
-        host = self.names.name(address)
-        if host is None:
-            host = address
-            if is_synthetic(host):
+            elif is_synthetic(host):
                 self.tell({"kind": "connect", "verdict": "deny", "host": host, "port": port,
                            "reason": "unknown-address"})  # fmt: skip
                 self._reset(endpoint)
-                return
-        await self.serve_host(endpoint, host, port)
+            else:
+                await self.serve_host(endpoint, host, port)
 
     async def serve_host(self, endpoint: socket.socket, host: str, port: int, *, once: bool = False) -> None:
         """Serve a connection whose host is known; closes the socket."""
@@ -323,7 +322,12 @@ async def _connect(address: str, port: int) -> socket.socket:
     endpoint = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(endpoint, (address, port))
+        try:
+            endpoint.connect((address, port))
+        except BlockingIOError:
+            await writable(endpoint)
+            if number := endpoint.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(number, os.strerror(number)) from None
     except BaseException:
         endpoint.close()
         raise

@@ -34,6 +34,7 @@ class Names:
         self._most = most
         self._numbers: dict[str, int] = {}
         self._names: list[str] = []
+        self._meant: dict[str, str] = {}  # by address, as ``inet_ntop`` writes it
 
     def addresses(self, name: str) -> tuple[str, str] | None:
         """The IPv4 and IPv6 address of a name; None when there are no more to give."""
@@ -44,10 +45,13 @@ class Names:
                 return None
             self._names.append(name)
             self._numbers[name] = number
-        return str(_V4[_FIRST + number]), str(_V6[_FIRST + number])
+            self._meant.update(dict.fromkeys(_pair(number), name))
+        return _pair(number)
 
     def name(self, address: str) -> str | None:
         """The name that an address was given for; None if it was given for none."""
+        if address in self._meant:
+            return self._meant[address]
         try:
             value = ipaddress.ip_address(address)
         except ValueError:
@@ -59,3 +63,7 @@ class Names:
     def is_gate(self, address: str) -> bool:
         """Whether an address is the gate's own."""
         return address in (GATE, GATE_V6)
+
+
+def _pair(number: int) -> tuple[str, str]:
+    return str(_V4[_FIRST + number]), str(_V6[_FIRST + number])

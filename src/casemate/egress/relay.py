@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Relay"]
 
-_SIZE = 256 << 10
+_SIZE, _LEAST = 512 << 10, 16 << 10
 _TURNS = 4  # buffers of one connection in a row, when they come full
 _RESET = struct.pack("ii", 1, 0)
 _buffer = memoryview(bytearray(_SIZE))
@@ -65,7 +65,7 @@ class Relay:
                 finally:
                     await stopped(waiting)
             if not self._done.done():
-                self._inner.begin()
+                self._inner.begin(at_once=True)
             await self._done
         finally:
             self._inner.stop()
@@ -93,32 +93,42 @@ async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
 class _Way:
     """One direction."""
 
-    __slots__ = ("_count", "_from", "_loop", "_reading", "_relay", "_rest", "_to", "_writing", "over")
+    __slots__ = (
+        "_count", "_from", "_input", "_loop", "_most", "_output", "_reading", "_relay", "_rest", "_to",
+        "_writing", "over",
+    )  # fmt: skip
 
     def __init__(
         self, relay: Relay, source: socket.socket, sink: socket.socket, count: Callable[[int], None]
     ) -> None:
         self._relay = relay
         self._from, self._to = source, sink
+        # For the loop by number: its selector writes a socket out in full for each one that is new to it.
+        self._input, self._output = source.fileno(), sink.fileno()
         self._count = count
         self._rest = memoryview(b"")
+        self._most = 4 * _LEAST
         self._reading = self._writing = False
         self.over = False
         self._loop = asyncio.get_running_loop()
 
-    def begin(self) -> None:
-        self._read_on()
+    def begin(self, *, at_once: bool = False) -> None:
+        """``at_once``: there is something to read already, most likely."""
+        if at_once:
+            self._readable()
+        if not self.over and not self._writing:
+            self._read_on()
 
     def stop(self) -> None:
         if self._reading:
-            self._loop.remove_reader(self._from)
+            self._loop.remove_reader(self._input)
         if self._writing:
-            self._loop.remove_writer(self._to)
+            self._loop.remove_writer(self._output)
         self._reading = self._writing = False
 
     def _read_on(self) -> None:
         if not self._reading:
-            self._loop.add_reader(self._from, self._readable)
+            self._loop.add_reader(self._input, self._readable)
             self._reading = True
 
     def _readable(self) -> None:
@@ -127,9 +137,14 @@ class _Way:
                 return
 
     def _pass_on(self) -> bool:
-        """Pass on one buffer; whether there may be more at once."""
+        """Pass on one buffer; whether there may be more at once.
+
+        More is read at a time while the receiver takes it all, and less where it does not: what it leaves is
+        kept here, for each of many slow receivers.
+        """
+        most = self._most
         try:
-            size = self._from.recv_into(_buffer)
+            size = self._from.recv_into(_buffer, most)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -147,16 +162,21 @@ class _Way:
             self._relay.broken()
             return False
         if sent < size:
+            self._most = max(_LEAST, most // 2)
             self._rest = memoryview(bytes(_buffer[sent:size]))
-            self._loop.remove_reader(self._from)
-            self._reading = False
+            if self._reading:
+                self._loop.remove_reader(self._input)
+                self._reading = False
             self._write_on()
             return False
-        return size == _SIZE
+        if size < most:
+            return False
+        self._most = min(_SIZE, most * 2)
+        return True
 
     def _write_on(self) -> None:
         if not self._writing:
-            self._loop.add_writer(self._to, self._write)
+            self._loop.add_writer(self._output, self._write)
             self._writing = True
 
     def _write(self) -> None:
@@ -172,7 +192,7 @@ class _Way:
             self._write_on()
             return
         if self._writing:
-            self._loop.remove_writer(self._to)
+            self._loop.remove_writer(self._output)
             self._writing = False
         self._read_on()
 

@@ -124,7 +124,7 @@ class _Worker:
     # -- the channel -----------------------------------------------------------------------------------
 
     def _send(self, message: dict[str, object]) -> None:
-        self._outgoing.append(json.dumps(message, separators=(",", ":")).encode())
+        self._outgoing.append(msgspec.json.encode(message))
         self._flush()
 
     def _flush(self) -> None:

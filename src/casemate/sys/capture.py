@@ -118,27 +118,23 @@ def make(ports: list[int], *, root: bool) -> Capture:
     return Capture(tcp, _dns_socket(), -1, PARTIAL)
 
 
-def connected_to(descriptor: int) -> tuple[str, int]:
+def connected_to(endpoint: _socket.socket) -> tuple[str, int]:
     """The address and port that an accepted connection was made to, before any redirection.
 
     An IPv4 address is in its own form, not mapped. Raises OSError.
     """
-    endpoint = _socket.socket(fileno=os.dup(descriptor))
-    try:
-        address, port = endpoint.getsockname()[:2]
-        loopback = address == "::1" or address.startswith("::ffff:127.")
-        if loopback:  # redirected, or really that
-            try:
-                if address == "::1":
-                    data = endpoint.getsockopt(_IPV6, _ORIGINAL, 28)
-                    return _socket.inet_ntop(_socket.AF_INET6, data[8:24]), int.from_bytes(data[2:4], "big")
-                data = endpoint.getsockopt(0, _ORIGINAL, 16)
-                return _socket.inet_ntop(_socket.AF_INET, data[4:8]), int.from_bytes(data[2:4], "big")
-            except OSError:
-                pass
-        return address.removeprefix("::ffff:"), port
-    finally:
-        endpoint.close()
+    address, port = endpoint.getsockname()[:2]
+    loopback = address == "::1" or address.startswith("::ffff:127.")
+    if loopback:  # redirected, or really that
+        try:
+            if address == "::1":
+                data = endpoint.getsockopt(_IPV6, _ORIGINAL, 28)
+                return _socket.inet_ntop(_socket.AF_INET6, data[8:24]), int.from_bytes(data[2:4], "big")
+            data = endpoint.getsockopt(0, _ORIGINAL, 16)
+            return _socket.inet_ntop(_socket.AF_INET, data[4:8]), int.from_bytes(data[2:4], "big")
+        except OSError:
+            pass
+    return address.removeprefix("::ffff:"), port
 
 
 def socket_for(namespace: int) -> int:

@@ -66,7 +66,7 @@ def accept(place: Network, seconds: float = 5) -> tuple[str, int]:
                 except BlockingIOError:
                     continue
                 with endpoint:
-                    return connected_to(endpoint.fileno())
+                    return connected_to(endpoint)
             time.sleep(0.002)
     finally:
         for listener in listeners:
