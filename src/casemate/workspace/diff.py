@@ -56,9 +56,10 @@ class TopReview(Review):
 
     def _look(self, workspace: str) -> None:
         options = self._options
+        self._seen: dict[str, os.stat_result] = {}
         self._changes = changes = scan(
             self._top, self._root, prefix=options.xattrs, redirects=options.redirects, limits=options.limits,
-            started_ns=options.started_ns, resumed=options.resumed,
+            started_ns=options.started_ns, resumed=options.resumed, lower=self._seen,
         )  # fmt: skip
         self.skipped, self.truncated = list(changes.skipped), changes.truncated
         self._merged = Merged(self._top, self._root, changes)
@@ -77,6 +78,7 @@ class TopReview(Review):
         except TooLong:
             self.truncated = True
         self._forget()
+        self._seen.clear()
         self.entries = pair(self, sorted(self.entries, key=lambda entry: os.fsencode(entry.path)))
 
     def _add(self, ruling: Ruling) -> None:
@@ -193,7 +195,7 @@ class TopReview(Review):
         if above is None:
             return None
         source = join(above, name)
-        status = self._stat(above, name)
+        status = self._seen.get(path) or self._stat(above, name)
         if status is None or source in self._moved:
             return None  # gone already; or the old place of a directory that is renamed
         kind = kind_of(status.st_mode)
@@ -223,7 +225,9 @@ class TopReview(Review):
         path = change.path
         directory, _, name = path.rpartition("/")
         above = self._lower[directory]
-        before = None if above is None else self._stat(above, name)
+        before = self._seen.get(path)
+        if before is None and above is not None:
+            before = self._stat(above, name)
         entry = Entry(path=path, what="created", kind=change.kind)
         if change.kind == FILE:
             entry.mode, entry.size = change.mode & 0o777, change.size

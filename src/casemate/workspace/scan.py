@@ -104,6 +104,7 @@ def scan(
     limits: Limits | None = None,
     started_ns: int | None = None,
     resumed: bool = False,
+    lower: dict[str, os.stat_result] | None = None,
 ) -> Changes:
     """Walk the top of an overlay whose lower layer is the directory ``lower_fd``.
 
@@ -111,13 +112,14 @@ def scan(
     kernel was told to follow renamed directories: only then is the attribute its own word. A directory
     that the workspace has only since ``started_ns`` is not one that the command could have hidden.
     ``resumed``: an apply step has been at work with this top, so directories may have been moved already.
+    ``lower`` gets what the workspace has in the place of entries that are no directories.
 
     Raises OSError if the top itself cannot be read.
 
     Preconditions: every process that saw the overlay is dead.
     """
     walk = _Walk(top_fd, lower_fd, prefix, redirects, limits or Limits())
-    walk.started, walk.resumed = started_ns, resumed
+    walk.started, walk.resumed, walk.seen = started_ns, resumed, lower
     return walk.run()
 
 
@@ -131,6 +133,7 @@ class _Walk:
         self.sources: set[str] = set()
         self.started: int | None = None
         self.resumed = False
+        self.seen: dict[str, os.stat_result] | None = None
 
     def run(self) -> Changes:
         end = time.monotonic() + self.limits.seconds
@@ -270,6 +273,8 @@ class _Walk:
                     if lower_fd >= 0:
                         with suppress(FileNotFoundError, NotADirectoryError):
                             before = os.stat(name, dir_fd=lower_fd, follow_symlinks=False)
+                            if self.seen is not None:
+                                self.seen[full] = before
                     kind = _kind(status)
                     if xwhiteouts and kind == FILE and not status.st_size and self._xwhiteout(fd, name):
                         kind = WHITEOUT
