@@ -89,6 +89,19 @@ class Place:
         self._thread.join(_SECONDS)
 
 
+class _Reset(socket.socket):
+    """A connection that was reset while it was made: the kernel has forgotten by now that it was one."""
+
+    def recv(self, *_: Any) -> bytes:  # type: ignore[override]
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    def sendall(self, *_: Any) -> None:  # type: ignore[override]
+        return None
+
+    def shutdown(self, how: int) -> None:
+        return None
+
+
 class Inside(Place):
     """A sandbox's network: its loopback and the gate's listeners, as they are made for a real one."""
 
@@ -107,10 +120,13 @@ class Inside(Place):
         return made
 
     def connect(self, address: str, port: int) -> socket.socket:
-        """A connection from inside."""
+        """A connection from inside. Where it was reset before this could return, reading says so."""
         made = self.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         try:
             made.connect((address, port))
+        except ConnectionResetError:
+            made.close()
+            return _Reset()
         except BaseException:
             made.close()
             raise
