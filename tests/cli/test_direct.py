@@ -97,6 +97,48 @@ def test_git(pair: Pair) -> None:
     assert "fsmonitor" not in (pair.ws / ".git/config").read_text()
 
 
+COPIES = """
+set -e
+mkdir -p from/sub; echo one >from/sub/file; ln -s sub/file from/link
+chmod 640 from/sub/file; chmod 700 from/sub
+cp -a from "$T/there"; cp -a "$T/there" back; cp -rp back again; mv "$T/there" moved
+tar -cf "$T/all.tar" .; tar -xpf "$T/all.tar"; cp -a back/. .; touch -r from/sub .
+find . -path ./.git -prune -o -path ./.twin -prune -o -printf '%M %s %p %l\\n' | sort
+"""
+
+
+def test_copies_keep_attributes(pair: Pair) -> None:
+    """Copying with modes, times and lists of rights, from and to elsewhere."""
+    need("tar", "find")
+    pair.same("sh", "-c", "T=$(mktemp -d); export T\n" + COPIES)
+
+
+ATTRIBUTES = """
+import errno, os
+def tried(act, *args, **more):
+    try:
+        act(*args, **more)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+open("file", "w").close()
+os.symlink("file", "link")
+for path in ("file", "link", ".", os.open("file", os.O_RDONLY), os.open(".", os.O_RDONLY), ".envrc"):
+    print(tried(os.setxattr, path, "user.a", b"1"), tried(os.removexattr, path, "user.a"))
+link = tried(os.setxattr, "link", "user.a", b"1", follow_symlinks=False)
+print(link, tried(os.setxattr, "none", "user.a", b"1"))
+open("/tmp/file", "w").close()
+print(tried(os.setxattr, "/tmp/file", "user.a", b"1"), tried(os.removexattr, "/tmp/file", "user.a"))
+"""
+
+
+def test_attributes(caller: Caller, ws: Path) -> None:
+    """Extended attributes are what a file system without them has; programs know that answer."""
+    (ws / ".envrc").write_text("x\n")
+    ended = caller.run(ws, PYTHON, "-c", ATTRIBUTES, flags=("--no-daemon", *DIRECT))
+    lines = ended.out.decode().splitlines()
+    assert lines == ["ENOTSUP ENOTSUP"] * 6 + ["ENOTSUP ENOENT", "None None"], ended
+
+
 WATCHER = """
 import ctypes, os, struct, sys
 libc = ctypes.CDLL(None)

@@ -24,6 +24,7 @@ ALWAYS = set(
     """
     creat mkdir mkdirat unlink rmdir unlinkat symlink symlinkat rename renameat renameat2 link linkat truncate
     chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat utime utimes futimesat utimensat umask
+    setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat
     """.split()
 )
 # Their flags lie in memory, or they act past every filter, or promise what the broker does not know of.

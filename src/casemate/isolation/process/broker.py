@@ -465,6 +465,32 @@ class Broker:
         place = self._inside(thread, at, path, follow=not flags & _AT_SYMLINK_NOFOLLOW)
         return self._carry_out(number, lambda: self._deeds.access(place, mode & 7), place)
 
+    # -- extended attributes ---------------------------------------------------------------------------
+
+    def _setxattr(self, number: int, thread: int, path: int, *_: int, follow: bool = True) -> int:
+        self._deeds.change_attribute(self._inside(thread, AT_FDCWD, path, follow=follow))
+        return 0
+
+    def _lsetxattr(self, number: int, thread: int, path: int, *_: int) -> int:
+        return self._setxattr(number, thread, path, follow=False)
+
+    def _fsetxattr(self, number: int, thread: int, descriptor: int, *_: int) -> int:
+        self._deeds.change_attribute(self._open_inside(thread, descriptor))
+        return 0
+
+    def _setxattrat(self, number: int, thread: int, at: int, path: int, flags: int, *_: int) -> int:
+        text = self._text(thread, path) if path else b""
+        if not text and flags & _AT_EMPTY_PATH:
+            return self._fsetxattr(number, thread, at)
+        place = self._place(thread, at, text, follow=not flags & _AT_SYMLINK_NOFOLLOW)
+        if place is None:
+            raise Elsewhere
+        self._deeds.change_attribute(place)
+        return 0
+
+    _removexattr, _lremovexattr = _setxattr, _lsetxattr
+    _fremovexattr, _removexattrat = _fsetxattr, _setxattrat
+
     def _umask(self, *_: int) -> int:
         self._masks.forget()
         raise Elsewhere
@@ -476,6 +502,7 @@ CALLS = {
     for name in (
         "open creat openat mkdir mkdirat mknod mknodat unlink rmdir unlinkat symlink symlinkat rename "
         "renameat renameat2 link linkat truncate chmod fchmod fchmodat fchmodat2 chown lchown fchown "
-        "fchownat utime utimes futimesat utimensat access faccessat faccessat2 umask"
+        "fchownat utime utimes futimesat utimensat access faccessat faccessat2 umask "
+        "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
     ).split()
 }

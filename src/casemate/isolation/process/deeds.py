@@ -399,9 +399,11 @@ class Deeds:
 
     def change_mode(self, place: Place, mode: int) -> None:
         """chmod. Special bits are not set; those that are there may stay."""
-        if not place.path:
-            raise Refused("the workspace itself", place.path)
         facts = self._check_attributes(place)
+        if not place.path:
+            if stat.S_IMODE(facts.st_mode) == mode & 0o7777:  # cp -a and the like
+                return
+            raise Refused("the workspace itself", place.path)
         if stat.S_ISLNK(facts.st_mode):
             raise OSError(errno.EOPNOTSUPP, "a link", place.path)
         if stat.S_ISREG(facts.st_mode):
@@ -424,6 +426,14 @@ class Deeds:
         self._check_attributes(place)
         name = place.name
         syscall("utimensat", _UTIMENSAT, place.parent, name, times, _AT_SYMLINK_NOFOLLOW)
+
+    def change_attribute(self, place: Place) -> None:
+        """setxattr, removexattr: refused as by a file system without them, not as by a read-only one."""
+        try:
+            self._existing(place)
+            raise OSError(errno.EOPNOTSUPP, "an extended attribute", place.path)
+        finally:
+            place.close()
 
     def access(self, place: Place, mode: int) -> None:
         """access(2) with W_OK in ``mode``: what would be refused is refused here, too, without a report."""

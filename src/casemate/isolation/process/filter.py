@@ -344,6 +344,7 @@ fsconfig fsmount fspick mount_setattr statmount listmount sethostname setdomainn
 _ACTS = """
 creat mkdir mkdirat unlink rmdir unlinkat symlink symlinkat rename renameat renameat2 link linkat truncate
 chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat utime utimes futimesat utimensat
+setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat
 """
 # open(path, int flags, mode), openat(dir, path, int flags, mode): any access mode but reading, O_CREAT, and
 # O_TRUNC, which empties a file whatever the access mode is. O_TMPFILE wants an access mode for writing.
