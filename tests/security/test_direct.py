@@ -314,8 +314,9 @@ def test_random_registers(casemate: Runner, scene: Scene) -> None:
     with (scene.ws / ".git/config").open("a") as file:
         file.write("[alias]\n\tmine = !true\n")  # without it, any harmless configuration could take its place
     before = {name: state(scene.ws / name) for name in (".git", ".vscode", ".claude")}
-    outcome = casemate.acts("fuzz.registers", flags=DIRECT, seed=7, calls=30_000, how={"timeout": 240})
-    assert outcome.records["fuzz.registers"]["calls"] == 30_000
+    outcome = casemate.acts("fuzz.registers", flags=DIRECT, seed=7, calls=12_000, how={"timeout": 240})
+    record = outcome.records["fuzz.registers"]
+    assert record.get("calls") == 12_000, record
     assert {name: state(scene.ws / name) for name in (".git", ".vscode", ".claude")} == before
     assert not os.path.lexists(scene.ws / ".envrc")
     assert (scene.ws / "after").read_text() == scene.token
