@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -128,6 +129,79 @@ def test_two_commands_race(casemate: Runner, scene: Scene) -> None:
         assert (control.ws / ".github/workflows").exists()
     finally:
         control.close()
+
+
+def test_two_commands_at_random(casemate: Runner, scene: Scene) -> None:
+    """Two commands that do anything at all with names and modes: no repository and no protected name."""
+    top = scene.ws / "mixed"
+    both = [
+        started(scene, *acts_command(scene, ["built.mixed"], seconds=6.0, seed=seed)) for seed in (11, 12)
+    ]
+    met: set[str] = set()
+    while any(process.poll() is None for process in both):
+        met |= forbidden(top)
+    reports = [process.communicate(timeout=60) for process in both]
+    assert all(b'"done": ' in output for output, _ in reports), reports
+    assert not met | forbidden(top), reports
+    casemate.bare("built.mixed", seconds=2.0, seed=11)
+    assert forbidden(top), "the control"
+
+
+def forbidden(top: Path) -> set[str]:
+    """Directories that git takes for repositories, and protected names."""
+    found: set[str] = set()
+    for base, directories, files in os.walk(top):
+        names = {*directories, *files}
+        if "HEAD" in names and ("commondir" in names or names >= {"objects", "refs"}):
+            found.add(base)
+        if names & {".git", ".vscode", ".envrc"} or (base.endswith("/.github") and "workflows" in names):
+            found.add(base)
+    return found
+
+
+ROOMS = ["run", "m/000/run", "m/199/run"]
+
+
+def test_a_socket_that_is_moved_while_a_command_starts(casemate: Runner, scene: Scene) -> None:
+    """What has to be covered does not get away from a command that is being started: its mover waits."""
+    (scene.ws / "run").mkdir()
+    listener = socket.socket(socket.AF_UNIX)
+    with listener:
+        listener.bind(f"{scene.ws}/run/s")
+        listener.listen()
+        listener.setblocking(False)
+        give(scene.ws, scene.world.uid)
+        mover = started(scene, *acts_command(scene, ["built.move_rooms"], rooms=ROOMS, seconds=30.0))
+        end = time.monotonic() + 20
+        while not (scene.ws / "m/199").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        for _ in range(12):
+            record = casemate.acts("built.hide_and_connect", rooms=ROOMS, flags=DIRECT)
+            assert not record.records["built.hide_and_connect"]["connected"]
+        (scene.ws / "stop").touch()
+        output, _ = mover.communicate(timeout=60)
+        assert b'"done": ' in output
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        control = casemate.bare("built.hide_and_connect", rooms=ROOMS).records["built.hide_and_connect"]
+        assert control["connected"] in ROOMS
+
+
+def test_a_socket_in_a_directory_that_nobody_may_list(casemate: Runner, scene: Scene) -> None:
+    """A directory that can be entered and not listed may hold a socket: that is out of reach."""
+    (scene.ws / "run").mkdir()
+    give(scene.ws, scene.world.uid)
+    listener = socket.socket(socket.AF_UNIX)
+    with listener:
+        listener.bind(f"{scene.ws}/run/s")
+        listener.listen()
+        os.chmod(scene.ws / "run/s", 0o777)
+        os.chown(scene.ws / "run", 1234, 1234)
+        os.chmod(scene.ws / "run", 0o711)
+        outcome = casemate.acts("built.hide_and_connect", rooms=["run"], flags=DIRECT)
+        assert not outcome.records["built.hide_and_connect"]["connected"]
+        control = casemate.bare("built.hide_and_connect", rooms=["run"]).records["built.hide_and_connect"]
+        assert control["connected"] == "run"
 
 
 def test_a_workspace_is_moved_by_another_command(scene: Scene) -> None:

@@ -37,9 +37,17 @@ class ActLock:
         self._handle = handle
 
     def __enter__(self) -> None:
-        fcntl.fcntl(self._handle, _F_OFD_SETLKW, _WHOLE)
+        self.take()
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def take(self) -> None:
+        """Wait for it. A child that is forked then has it as well; whoever releases it does so for both."""
+        fcntl.fcntl(self._handle, _F_OFD_SETLKW, _WHOLE)
+
+    def release(self) -> None:
+        """Let others act."""
         fcntl.fcntl(self._handle, _F_OFD_SETLKW, _NONE)
 
 

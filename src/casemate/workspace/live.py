@@ -187,19 +187,18 @@ class LiveJudge:
         if marked and self._git.is_repository(path):
             place = self._git.repository(path, strict=False)
             return _Refused(_text(place)) if isinstance(place, Held) else place
-        if has_git and path not in self._learned:
+        if has_git:
             self._learn(path)
         return None
 
     def _learn(self, directory: str) -> None:
         """Protect what the repository there makes git run or read, as its host has set it up."""
-        if len(self._learned) < _MOST_REMEMBERED:
-            self._learned.add(directory)
-        for path in self._git.host_references(directory):
-            self.protected.add_path(path)
         hooks = join(directory, ".git/hooks")
-        for name in self._names(hooks):
-            if not name.endswith(".sample") and (path := self._leads_to(join(hooks, name))):
+        names = [name for name in self._names(hooks) if not name.endswith(".sample")]
+        linked = (self._leads_to(join(hooks, name)) for name in names)
+        for path in (*self._git.host_references(directory), *linked):
+            if path and path not in self._learned:
+                self._learned.add(path)
                 self.protected.add_path(path)
 
     def _leads_to(self, link: str) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import random
+import shutil
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -107,12 +110,15 @@ def repositories(p: Params) -> Result:
             for mark in order:
                 with contextlib.suppress(OSError):
                     WAYS[way](place, mark)
-                os.chmod(place, then)
+                with contextlib.suppress(OSError):
+                    os.chmod(place, then)
                 if then == 0o600:
                     with contextlib.suppress(OSError):
                         put(f"{place}/x", "x")
-                    os.chmod(place, first)
-            os.chmod(place, 0o755)
+                    with contextlib.suppress(OSError):
+                        os.chmod(place, first)
+            with contextlib.suppress(OSError):
+                os.chmod(place, 0o755)
             made.append(name)
     return {"ok": True, "made": made}
 
@@ -153,8 +159,7 @@ def chmod_rounds(p: Params) -> Result:
 def race_names(p: Params) -> Result:
     """One of two sandboxes: moves ``y`` to ``x/workflows`` and back, while the other one moves ``x``."""
     os.chdir(p["ws"])
-    for name in ("x", "y"):
-        os.makedirs(name, exist_ok=True)
+    os.mkdir("y")
     put("y/evil.yml", "on: push\n")
     return rounds(p, "y", "x/workflows")
 
@@ -162,8 +167,75 @@ def race_names(p: Params) -> Result:
 def race_parents(p: Params) -> Result:
     """The other one: moves ``x`` to ``.github`` and back."""
     os.chdir(p["ws"])
-    os.makedirs("x", exist_ok=True)
+    os.mkdir("x")
     return rounds(p, "x", ".github")
+
+
+MIXED = ["a", "b", "x", ".github", "workflows", ".vscode", "HEAD", "objects", "refs", "commondir", ".git"]
+MIXED_FILES = ["HEAD", "commondir", "config", "evil.yml", "HEAD.lock", ".envrc"]
+MODES = [0o311, 0, 0o600, 0o111, 0o333, 0o500, 0o755, 0o755]
+
+
+def mixed_act(chance: random.Random) -> Callable[[], object]:
+    one, two = (
+        "/".join([*chance.choices(MIXED, k=chance.choice((0, 1, 1, 2))), chance.choice(MIXED + MIXED_FILES)])
+        for _ in range(2)
+    )
+    acts: list[Callable[[], object]] = [
+        lambda: os.mkdir(one), lambda: os.mkdir(two), lambda: put(one, HEAD), lambda: put(two, HEAD),
+        lambda: os.rename(one, two), lambda: os.rename(one, two), lambda: os.rename(two, one),
+        lambda: raw.nr_call(316, -100, one.encode(), -100, two.encode(), 2),
+        lambda: os.chmod(one, chance.choice(MODES)), lambda: os.link(one, two),
+        lambda: os.symlink("../a", one), lambda: os.unlink(one), lambda: os.rmdir(two),
+    ]  # fmt: skip
+    return chance.choice(acts)
+
+
+def mixed(p: Params) -> Result:
+    """Random acts with names that are harmless alone, from one of two sandboxes."""
+    os.makedirs(f"{p['ws']}/mixed", exist_ok=True)
+    os.chdir(f"{p['ws']}/mixed")
+    chance, end, done, tried = random.Random(p["seed"]), time.monotonic() + p["seconds"], 0, 0
+    while time.monotonic() < end:
+        tried += 1
+        with contextlib.suppress(OSError):
+            mixed_act(chance)()
+            done += 1
+        if tried % 300 == 0:  # what is locked for good can be no part of anything
+            for base, directories, _ in os.walk("."):
+                for name in directories:
+                    with contextlib.suppress(OSError):
+                        os.chmod(f"{base}/{name}", 0o755)
+        if tried % 1500 == 0 and p["sandboxed"]:
+            for name in MIXED:
+                shutil.rmtree(name, ignore_errors=True)
+    return {"ok": True, "done": done}
+
+
+def hide_and_connect(p: Params) -> Result:
+    """A socket of the host in a directory that another sandbox moves to and fro: wherever it is."""
+    for place in p["rooms"] * 300:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+            os.chdir(f"{p['ws']}/{place}")
+            link.connect("s")
+            link.send(p["token"].encode())
+            return {"ok": True, "connected": place}
+    return {"ok": True, "connected": ""}
+
+
+def move_rooms(p: Params) -> Result:
+    """The other sandbox."""
+    os.chdir(p["ws"])
+    for number in range(200):
+        os.makedirs(f"m/{number:03}", exist_ok=True)
+    done, rooms = 0, p["rooms"]
+    end = time.monotonic() + p["seconds"]
+    while time.monotonic() < end and not os.path.exists("stop"):
+        for old, new in zip(rooms, [*rooms[1:], rooms[0]], strict=True):
+            with contextlib.suppress(OSError):
+                os.rename(old, new)
+                done += 1
+    return {"ok": True, "done": done}
 
 
 def rounds(p: Params, here: str, there: str) -> Result:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from casemate.workspace import live
+from casemate.workspace import gitconfig, live
 from casemate.workspace.live import LiveJudge, TooLarge
 from tests.unit.workspace.test_protected import test_free as FREE
 from tests.unit.workspace.test_protected import test_protected as PROTECTED
@@ -228,6 +228,45 @@ def test_what_the_host_runs(ws: Path) -> None:
     assert judge.write("tools/hook", new=False)
     assert not judge.write("tools/other", new=False)
     os.close(tree)
+
+
+def test_what_the_host_comes_to_run(judge: LiveJudge, ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that the host makes during the run count as those that were there; what was learned stays."""
+    (ws / "tools").mkdir()
+    for name in ("tools/one", "tools/two"):
+        (ws / name).touch()
+        assert not judge.write(name, new=False)
+    monkeypatch.setattr(live, "_REMEMBER", 0.0)
+    for name in ("one", "two"):
+        (ws / ".git/config").write_text(f'{CONFIG}[filter "x"]\n\tclean = tools/{name} %f\n')
+        judge.gone("", whole=True)
+        assert judge.write(f"tools/{name}", new=False)
+    assert judge.write("tools/one", new=False)
+
+
+@pytest.mark.parametrize("inner", ["refs", "refs/d", "logs", "objects/ab", "rr-cache/x"])
+def test_no_repository_in_another_one(judge: LiveJudge, ws: Path, inner: str) -> None:
+    """Among a repository's data no directory becomes a repository; single marks are ordinary names there."""
+    place = ws / ".git" / inner
+    place.mkdir(parents=True, exist_ok=True)
+    for name in ("objects", "refs"):
+        assert not judge.make_directory(f".git/{inner}/{name}")
+        (place / name).mkdir()
+    assert judge.write(f".git/{inner}/HEAD", new=True)
+    assert judge.write(f".git/{inner}/head", new=True)
+    assert judge.move("src/app.py", f".git/{inner}/HEAD", FILE)
+    assert not judge.write(f".git/{inner}/main", new=True)
+    (place / "HEAD").write_text(HEAD)  # the host's own doing
+    judge.gone("", whole=True)
+    assert judge.write(f".git/{inner}/config", new=True)
+
+
+def test_a_configuration_that_cannot_be_read(judge: LiveJudge, ws: Path) -> None:
+    """What the host has set there is not known, so nothing takes its place."""
+    (ws / ".git/config").unlink()
+    assert not judge.accepts(".git/config", CONFIG.encode())
+    (ws / ".git/config").write_text(CONFIG + "; " + "x" * gitconfig.LONGEST)
+    assert judge.accepts(".git/config", CONFIG.encode())
 
 
 def test_what_is_gone(judge: LiveJudge, ws: Path) -> None:

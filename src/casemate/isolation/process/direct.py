@@ -13,7 +13,6 @@ import errno
 import gc
 import os
 import resource
-import stat
 import sys
 import time
 from contextlib import suppress
@@ -46,10 +45,11 @@ _LOST = "broker: it ended before the command did, which could change nothing fro
 
 
 def special_files(tree: int) -> list[str]:
-    """Sockets, pipes and devices below a directory: what a read-only mount keeps nobody from using.
+    """Sockets, pipes and devices below a directory: what a read-only mount keeps nobody from using. With them
+    directories in which there may be some, since they can be entered but not listed.
 
     The kinds come with the listing, so no file is looked at. Raises ProtectionUnavailable for more than can
-    be covered, or where a tree is too large to be searched.
+    be covered, or where a tree cannot be searched. ``Preconditions:`` no other command changes it meanwhile.
     """
     found: list[str] = []
     queue = [""]
@@ -57,34 +57,47 @@ def special_files(tree: int) -> list[str]:
     while queue:
         above = queue.pop()
         try:
-            # Another command may be changing the tree: no link is followed, whatever it puts there.
+            # No link is followed, whatever the host puts there just now.
             handle = open_beneath(tree, above or ".", _LISTED)
-        except OSError:
-            continue  # what cannot be listed by its owner, or has a longer path than any call takes
-        try:
-            with os.scandir(handle) as entries:
-                for entry in entries:
-                    if entry.is_symlink() or entry.is_file(follow_symlinks=False):
-                        continue
-                    path = f"{above}/{entry.name}" if above else entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        queue.append(path)
-                    elif stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode):
-                        found.append(path)
-        except OSError:
-            continue
-        finally:
-            os.close(handle)
+            try:
+                with os.scandir(handle) as entries:
+                    for entry in entries:
+                        if entry.is_symlink() or entry.is_file(follow_symlinks=False):
+                            continue
+                        path = f"{above}/{entry.name}" if above else entry.name
+                        (queue if entry.is_dir(follow_symlinks=False) else found).append(path)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            if above and _may_hold_some(tree, above, error):
+                found.append(above)
         if len(found) > _MOST_SPECIAL or len(queue) > _MOST_DIRECTORIES or time.monotonic() > end:
-            raise ProtectionUnavailable(
-                "the workspace cannot be changed directly: it holds too much to be looked through, or too "
-                "many sockets, pipes and devices",
-                hint='remove them, or use filesystem.workspace = "write"',
-                protection="direct workspace",
-                needed=f"at most {_MOST_SPECIAL} of them",
-                found=f"{len(found)} so far",
-            )
+            raise _unsearchable(f"{len(found)} so far")
     return found
+
+
+def _may_hold_some(tree: int, directory: str, error: OSError) -> bool:
+    """Whether a directory that could not be listed has to be covered as a whole."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
+        return False  # the host has removed or replaced it, or another file system is there
+    if error.errno != errno.EACCES:
+        raise _unsearchable(f"{directory[:200]}: {error.strerror}")
+    try:
+        os.close(open_beneath(tree, f"{directory}/.", os.O_PATH))
+    except OSError:
+        return False
+    return True
+
+
+def _unsearchable(found: str) -> ProtectionUnavailable:
+    return ProtectionUnavailable(
+        "the workspace cannot be changed directly: it holds too much to be looked through, or too many "
+        "sockets, pipes and devices",
+        hint='remove them, or use filesystem.workspace = "write"',
+        protection="direct workspace",
+        needed=f"at most {_MOST_SPECIAL} of them, and paths that can be named",
+        found=found,
+    )
 
 
 # -- the launcher's side ---------------------------------------------------------------------------------
@@ -93,6 +106,7 @@ def special_files(tree: int) -> list[str]:
 class DirectSite:
     """One sandbox's share of it. Every descriptor in it is closed by ``close``.
 
+    It has the act lock from the beginning until the broker serves, as init has mounted everything by then.
     ``tree`` is the writable mount of the workspace, which is taken over. It is put at its usual path in a
     tree of its own, where the kernel can, so that a process that asks for the path of what it has open for
     writing gets the one it knows.
@@ -120,6 +134,8 @@ class DirectSite:
                 os.mkdir("/".join(path.split("/")[:depth]), 0o755, dir_fd=self.outer)
             mounts.move_mount(self.tree, self.outer, path)
         self.lock = open_act_lock(direct.lock)
+        # Until the covers are in their places, no other command moves what they are for.
+        ActLock(self.lock).take()
         self.record = os.memfd_create("casemate-refusals", os.MFD_CLOEXEC | 0x8)  # MFD_NOEXEC_SEAL
 
     def set_beyond(self, direct: Direct, targets: Iterable[str]) -> None:
@@ -137,6 +153,8 @@ class DirectSite:
         if pid == 0:
             _become_broker(self, spec, ids, alive, channel)
         self.pid = pid
+        os.close(self.lock)  # now it is the broker's: if that dies, nobody waits for it
+        self.lock = -1
         os.close(pidfd)
         os.close(channel)
 
@@ -263,9 +281,11 @@ def _serve(
     listener, root = handles
     program.install()
     reach = Reach(site.tree, host, root, proc, direct.target, site.beyond)
-    served = Broker(notify.Listener(listener), reach, judge, record=site.record, lock=ActLock(site.lock))
+    lock = ActLock(site.lock)
+    served = Broker(notify.Listener(listener), reach, judge, record=site.record, lock=lock)
     gc.freeze()
     gc.enable()
+    lock.release()
     packets.send(endpoint, _READY)
     endpoint.close()
     served.serve()
