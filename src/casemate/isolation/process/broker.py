@@ -24,12 +24,12 @@ import select
 import struct
 from contextlib import suppress
 
+from casemate.isolation.process.arguments import Arguments
 from casemate.isolation.process.deeds import SPECIAL_BITS, Deeds, Elsewhere, Refused
 from casemate.isolation.process.masks import Masks
 from casemate.isolation.process.reach import AT_FDCWD, Place, Reach
 from casemate.isolation.process.record import Record
 from casemate.sys.files import chmod_fd
-from casemate.sys.notify import Listener, read_memory, read_text
 from casemate.sys.syscalls import TABLES, native
 
 TYPE_CHECKING = False
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from casemate.isolation.process.deeds import Judge
+    from casemate.sys.notify import Listener
 
 __all__ = ["CALLS", "Broker"]
 
@@ -53,7 +54,7 @@ class _Moved(Exception):
     """A directory has been moved between finding a place in it and being alone with it."""
 
 
-class Broker:
+class Broker(Arguments):
     """Serves one sandbox. ``Preconditions:`` as for ``Deeds``; ``record`` takes lines about what was refused,
     ``lock`` is held for each act: no other broker acts then.
     """
@@ -67,7 +68,8 @@ class Broker:
         record: int,
         lock: AbstractContextManager[None],
     ) -> None:
-        self._listener, self._reach = listener, reach
+        super().__init__(reach)
+        self._listener = listener
         self._record, self._lock = Record(record), lock
         self._deeds = Deeds(reach.tree, judge, self._record.executable)
         self._masks = Masks(reach.proc)
@@ -109,55 +111,6 @@ class Broker:
             with suppress(_Moved):
                 return self._acts[kind](number, thread, *arguments)
         raise FileNotFoundError(errno.ENOENT, "moved again and again")
-
-    # -- what a call means ---------------------------------------------------------------------------
-
-    def _text(self, thread: int, pointer: int) -> bytes:
-        """The text that an argument points to, read once. What cannot be read is the kernel's to say."""
-        try:
-            return read_text(thread, pointer)
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                raise
-            raise Elsewhere from None
-
-    def _place(self, thread: int, at: int, path: bytes, *, follow: bool) -> Place | None:
-        return self._reach.place(thread, at & _INT, path, follow=follow)
-
-    def _inside(self, thread: int, at: int, pointer: int, *, follow: bool) -> Place:
-        """The place in the workspace of a file that a call means. Raises Elsewhere."""
-        place = self._place(thread, at, self._text(thread, pointer), follow=follow)
-        if place is None:
-            raise Elsewhere
-        return place
-
-    def _named(self, thread: int, at: int, pointer: int) -> Place:
-        """The place in the workspace of a name that a call makes, moves or removes. Raises Elsewhere."""
-        text = self._text(thread, pointer)
-        place = self._reach.place(thread, at & _INT, text, follow=False, naming=True)
-        if place is None:
-            raise Elsewhere
-        return place
-
-    def _open_inside(self, thread: int, number: int) -> Place:
-        """The place of a file that the caller has open by way of its own, read-only mount. Raises Elsewhere.
-
-        What it has open by way of ours was given to it for writing: the kernel does the rest.
-        """
-        try:
-            handle = self._reach.handle(thread, number & _INT)
-        except OSError:
-            raise Elsewhere from None
-        try:
-            mount = self._reach.mount_of(handle)
-            if mount is None or mount == self._reach.writable_mount:
-                raise Elsewhere
-            place = self._reach.place_of(handle)
-        finally:
-            os.close(handle)
-        if place is None:
-            raise Elsewhere
-        return place
 
     def _carry_out(self, number: int, act: Callable[[], object], *places: Place) -> int:
         """Do it if the caller still waits: only then were its memory and its directories its own.
@@ -304,20 +257,6 @@ class Broker:
         finally:
             os.close(unnamed)
 
-    def _without_name(self, thread: int, at: int, path: bytes) -> int:
-        """A file that the caller has got here without a name (O_TMPFILE), as our descriptor; or -1."""
-        try:
-            if path:
-                handle = self._reach.anywhere(thread, at & _INT, path, follow=True)
-            else:
-                handle = self._reach.handle(thread, at & _INT)
-        except OSError:
-            return -1
-        if os.fstat(handle).st_nlink == 0 and self._reach.mount_of(handle) == self._reach.writable_mount:
-            return handle
-        os.close(handle)
-        return -1
-
     # -- content and attributes --------------------------------------------------------------------------
 
     def _truncate(self, number: int, thread: int, path: int, length: int, *_: int) -> int:
@@ -445,13 +384,6 @@ class Broker:
             wanted = struct.pack("=qqqq", first, 0, second, 0)
         place = self._inside(thread, AT_FDCWD, path, follow=True)
         return self._carry_out(number, lambda: self._deeds.change_times(place, wanted), place)
-
-    def _memory(self, thread: int, address: int, size: int) -> bytes:
-        with suppress(OSError):
-            data = read_memory(thread, address, size)
-            if len(data) == size:
-                return data
-        raise Elsewhere
 
     def _access(self, number: int, thread: int, path: int, mode: int, *_: int) -> int:
         return self._faccessat2(number, thread, AT_FDCWD, path, mode, 0)
