@@ -2,7 +2,9 @@
 
 Servers and clients are this host's own, over loopback; the sandboxes reach them by
 ``host.casemate.internal``, the one name that leads there. Every figure comes with its counterpart from the
-same interleaved run. ``connect`` is a connection to an address and one answer over it.
+same interleaved run. ``bulk`` is a stream of bytes, ``tls`` one that the gate does not look into, ``https``
+one that it does (both sides of it are TLS, and requests are read); ``connect`` is a connection to an address
+and one answer over it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING
 from bench import machine
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Sequence
 
     from casemate import AsyncSandbox
@@ -35,7 +38,7 @@ _BLOCK = bytes(256 << 10)
 _PYTHON = "/usr/bin/python3"
 # What a client does, inside and outside alike: argv is host, port, act, amount.
 _CLIENT = r"""
-import socket, sys, time
+import socket, ssl, sys, time
 host, port, act, amount = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 begin = time.perf_counter()
 address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -45,15 +48,21 @@ def connect():
     s.settimeout(60)
     s.connect(address[4])
     return s
-if act in ("bulk", "http"):
+if act in ("bulk", "http", "tls", "https"):
     with connect() as s:
-        get = b"GET /%d HTTP/1.1\r\nHost: %s:%d\r\n\r\n" % (amount, host.encode(), port)
-        s.sendall(b"b%d\n" % amount if act == "bulk" else get)
+        if act in ("tls", "https"):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            s = context.wrap_socket(s, server_hostname="host.casemate.internal")
+        get = b"GET /%d HTTP/1.1\r\nHost: host.casemate.internal:%d\r\n\r\n" % (amount, port)
+        s.sendall(b"b%d\n" % amount if act in ("bulk", "tls") else get)
         buffer, got, begin = bytearray(1 << 18), 0, time.perf_counter()
         while (size := s.recv_into(buffer)):
             got += size
-            if act == "http" and got >= amount:
+            if act in ("http", "https") and got >= amount:
                 break
+        assert got >= amount
         print(got / (time.perf_counter() - begin) / 1e6)
 elif act == "connect":
     connect().close()
@@ -75,11 +84,11 @@ else:
 """
 
 
-def _serve(listener: socket.socket) -> None:
+def _serve(listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
     """``bN``: N bytes; ``e…``: the same line; ``GET /N``: N bytes by HTTP. One thread for each connection."""
 
     def one(client: socket.socket) -> None:
-        with client:
+        with suppress(OSError), client if context is None else context.wrap_socket(client, True) as client:
             line = client.recv(4096)
             if line.startswith(b"GET /"):
                 amount = int(line[5:].split(b" ", 1)[0])
@@ -100,8 +109,10 @@ def _serve(listener: socket.socket) -> None:
 
 
 class _Bench:
-    def __init__(self, port: int, place: Path, quick: bool) -> None:
-        self.port, self.place = port, place
+    """``port`` is the server's, ``secure`` that of the one which speaks TLS."""
+
+    def __init__(self, port: int, secure: int, place: Path, quick: bool) -> None:
+        self.port, self.secure, self.place = port, secure, place
         self.rounds = 3 if quick else 7
         self.bulk = (256 if quick else 1024) << 20
         self.connects = 100 if quick else 400
@@ -111,9 +122,13 @@ class _Bench:
     def note(self, name: str, *values: float) -> None:
         self.samples.setdefault(name, []).extend(values)
 
+    def _words(self, host: str, act: str, amount: int) -> list[str]:
+        port = self.secure if act in ("tls", "https") else self.port
+        return [_PYTHON, "-I", "-S", "-c", _CLIENT, host, str(port), act, str(amount)]
+
     async def outside(self, act: str, amount: int) -> list[float]:
         process = await asyncio.create_subprocess_exec(
-            _PYTHON, "-I", "-S", "-c", _CLIENT, "127.0.0.1", str(self.port), act, str(amount),
+            *self._words("127.0.0.1", act, amount),
             stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         out, _ = await process.communicate()
@@ -121,30 +136,40 @@ class _Bench:
         return [float(word) for word in out.split()]
 
     async def inside(self, sandbox: AsyncSandbox, act: str, amount: int) -> list[float]:
-        words = [_PYTHON, "-I", "-S", "-c", _CLIENT, "host.casemate.internal", str(self.port), act]
-        result = await sandbox.run([*words, str(amount)])
+        result = await sandbox.run(self._words("host.casemate.internal", act, amount))
         assert result.ok, (result, result.stderr[-500:])
         return [float(word) for word in result.stdout.split()]
 
-    def sandbox(self, number: int = 0, *, gate: bool = True, scheme: str = "") -> AsyncSandbox:
+    def sandbox(self, number: int = 0, *, gate: bool = True, looked_into: bool = False) -> AsyncSandbox:
         from casemate import AsyncSandbox
         from casemate.policy.model import FlagLayer
 
         workspace = self.place / str(number)
         workspace.mkdir(exist_ok=True)
-        rule = f"{scheme}host.casemate.internal:{self.port}"
-        flags = FlagLayer(network="allowlist", allow=(rule,)) if gate else FlagLayer(network="none")
-        return AsyncSandbox(workspace, preset="read-only", flags=flags)
+        allow = tuple(f"host.casemate.internal:{port}" for port in (self.port, self.secure))
+        flags = FlagLayer(network="allowlist", allow=allow) if gate else FlagLayer(network="none")
+        policy = self.place / f"{number}.toml"
+        rules = '[network.requests]\n"host.casemate.internal" = ["GET /*"]\n' if looked_into else ""
+        policy.write_text(f"version = 1\n{rules}")
+        return AsyncSandbox(workspace, preset="read-only", flags=flags, policy_file=policy)
 
     async def side_by_side(self) -> None:
         """Throughput, connecting, and a run of nothing, with the gate and without."""
-        async with self.sandbox() as gated, self.sandbox(gate=False) as plain:
+        async with (
+            self.sandbox() as gated,
+            self.sandbox(1, gate=False) as plain,
+            self.sandbox(2, looked_into=True) as seen,
+        ):
             for kept in (False, True, *(True for _ in range(self.rounds - 1))):
                 figures = {
                     "bulk_direct": await self.outside("bulk", self.bulk),
                     "bulk_gate": await self.inside(gated, "bulk", self.bulk),
                     "http_direct": await self.outside("http", self.bulk // 4),
                     "http_gate": await self.inside(gated, "http", self.bulk // 4),
+                    "tls_direct": await self.outside("tls", self.bulk // 4),
+                    "tls_gate": await self.inside(gated, "tls", self.bulk // 4),
+                    "https_direct": await self.outside("https", self.bulk // 4),
+                    "https_gate": await self.inside(seen, "https", self.bulk // 4),
                     "connect_direct": await self.outside("connect", self.connects),
                     "connect_gate": await self.inside(gated, "connect", self.connects),
                     "look_up": await self.inside(gated, "look-up", 0),
@@ -196,19 +221,26 @@ class _Bench:
         self.facts["worker_kib_per_sandbox"] = round((after[1] - before[1]) / count, 1)
         self.facts["worker_kib_alone"] = before[1]
 
+    def ratio(self, kind: str) -> float:
+        """Through the gate to without it: the median of what the rounds say, each of one moment."""
+        pairs = zip(self.samples[f"{kind}_gate"], self.samples[f"{kind}_direct"], strict=True)
+        return median(gate / direct for gate, direct in pairs)
+
     def report(self) -> dict[str, object]:
         medians = {name: round(median(values), 3) for name, values in self.samples.items()}
         added = medians["connect_gate"] - medians["connect_direct"]
-        relay = medians["bulk_gate"] / medians["bulk_direct"]
+        relay, tls = (self.ratio(kind) for kind in ("bulk", "tls"))
         lost = int(str(self.facts["many_asked"])) - int(str(self.facts["many_answered"]))
         return {
             "bench": "network",
-            "unit": "ms; bulk and http in MB/s",
+            "unit": "ms; bulk, http, tls and https in MB/s",
             "medians": medians,
             "samples": {name: len(values) for name, values in self.samples.items()},
             "targets": {
                 "relay_ratio": {"value": round(relay, 3), "least": 0.5, "met": relay >= 0.5},
-                "http_ratio": {"value": round(medians["http_gate"] / medians["http_direct"], 3)},
+                "tls_ratio": {"value": round(tls, 3), "least": 0.5, "met": tls >= 0.5},
+                "http_ratio": {"value": round(self.ratio("http"), 3)},
+                "https_ratio": {"value": round(self.ratio("https"), 3)},
                 "added_connect_ms": {"value": round(added, 3), "most": 0.5, "met": added <= 0.5},
                 "connections_lost": {"value": lost, "most": 0, "met": lost == 0},
                 "descriptors_per_sandbox": {
@@ -241,22 +273,42 @@ async def _measure(bench: _Bench) -> None:
     await bench.many()
 
 
+def _certified(place: Path) -> ssl.SSLContext:
+    """A server's certificate. This process's gate trusts its authority from here on."""
+    from casemate.egress.certificates import Authority
+
+    authority = Authority(["host.casemate.internal"])
+    bundle = place / "authority.pem"
+    bundle.write_text(authority.certificate_pem)
+    place.chmod(0o755)
+    os.environ["SSL_CERT_FILE"] = str(bundle)
+    return authority.context_for("host.casemate.internal")
+
+
+def _started(stack: ExitStack, context: ssl.SSLContext | None) -> int:
+    """A server in a process of its own; its port."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=4096))
+    fork = multiprocessing.get_context("fork")
+    server = fork.Process(target=_serve, args=(listener, context), daemon=True)
+    server.start()
+    stack.callback(server.join)
+    stack.callback(server.kill)
+    return int(listener.getsockname()[1])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; the exit code says whether all could be measured, never whether it was fast."""
     parser = argparse.ArgumentParser(prog="python -m bench.network", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, below 40 s")
     options = parser.parse_args(arguments)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    server = multiprocessing.get_context("fork").Process(target=_serve, args=(listener,), daemon=True)
-    server.start()
-    try:
-        with tempfile.TemporaryDirectory(prefix="casemate-bench-", dir="/var/tmp") as place:
-            bench = _Bench(listener.getsockname()[1], Path(place), options.quick)
-            asyncio.run(_measure(bench))
-    finally:
-        server.kill()
-        server.join()
+    with ExitStack() as stack:
+        place = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="casemate-bench-", dir="/var/tmp"))
+        )
+        ports = [_started(stack, context) for context in (None, _certified(place))]
+        bench = _Bench(*ports, place, options.quick)
+        asyncio.run(_measure(bench))
     report = bench.report()
     if options.json:
         print(json.dumps(report))

@@ -150,6 +150,8 @@ class Connection:
     async def _what(self, data: bytes, *, server_spoke: bool = False) -> tuple[str, bytes]:
         """What a stream is, with as much of it as that takes. Raises Refused where it stays open."""
         found = classify(data, server_spoke=server_spoke) if data else OTHER
+        if found != UNDECIDED:
+            return found, data
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 while found == UNDECIDED:

@@ -194,8 +194,8 @@ class Gate:
         end = self._loop.time() + _DIAL_SECONDS
         for address in await self._checked(host, port):
             try:
-                async with asyncio.timeout_at(min(end, self._loop.time() + _NEXT_ADDRESS_SECONDS)):
-                    return await _connect(address, port), address
+                until = min(end, self._loop.time() + _NEXT_ADDRESS_SECONDS)
+                return await _connect(address, port, until), address
             except (OSError, TimeoutError) as error:
                 last = error.strerror or "it does not answer"
             if self._loop.time() >= end:
@@ -317,7 +317,8 @@ class Gate:
         self._send({"event": "dial", "id": self.number, "request": request})
 
 
-async def _connect(address: str, port: int) -> socket.socket:
+async def _connect(address: str, port: int, until: float) -> socket.socket:
+    """A connection that is made at the loop's time ``until`` at the latest. Raises OSError, TimeoutError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     endpoint = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -325,7 +326,8 @@ async def _connect(address: str, port: int) -> socket.socket:
         try:
             endpoint.connect((address, port))
         except BlockingIOError:
-            await writable(endpoint)
+            async with asyncio.timeout_at(until):
+                await writable(endpoint)
             if number := endpoint.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(number, os.strerror(number)) from None
     except BaseException:

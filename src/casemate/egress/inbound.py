@@ -39,6 +39,7 @@ class Inbound:
 
     def publish(self, key: int, listener: socket.socket, inside: int) -> None:
         """Pass connections that come to a listener on the host to a port inside."""
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it
         self._listeners[key] = Acceptor(listener, lambda endpoint: self._accepted(endpoint, inside))
 
     def unpublish(self, key: int) -> None:
@@ -108,4 +109,5 @@ class Inbound:
             waiting.set_exception(ConnectionRefusedError(111, "no socket could be made inside"))
         else:
             endpoint.setblocking(False)
+            endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             waiting.set_result(endpoint)

@@ -53,6 +53,7 @@ async def _connect(host: str, port: int) -> socket.socket:
     last: OSError | None = None
     for family, kind, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         endpoint = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await loop.sock_connect(endpoint, address)
         except OSError as error:

@@ -70,7 +70,8 @@ def _give_up_rights() -> None:
     if not version:
         return
     rules = landlock.Ruleset(version)
-    for path in dict.fromkeys((*_READABLE, *sys.path)):
+    authorities = [os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
+    for path in dict.fromkeys((*_READABLE, *sys.path, *authorities)):
         try:
             handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:

@@ -54,7 +54,7 @@ _SOCKMAP, _SK_LOOKUP_PROG, _SK_LOOKUP_ATTACH = 15, 30, 36
 _BACKLOG = 4096
 _IPV6, _V6ONLY, _RECVPKTINFO, _FREEBIND = 41, 26, 49, 78
 _ORIGINAL = 80  # SO_ORIGINAL_DST, IP6T_SO_ORIGINAL_DST
-_TCP = 6
+_TCP, _NODELAY = 6, 1
 
 
 class Capture:
@@ -185,6 +185,8 @@ def _bound(kind: int, port: int, address: str = "::") -> _socket.socket:
             # An accepted connection holds the port that it was made to, of this very network: a server inside
             # has to be able to listen there all the same.
             endpoint.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+            # Inherited by connections: whoever wrote something knows why not more of it.
+            endpoint.setsockopt(_TCP, _NODELAY, 1)
         endpoint.bind((address, port))
     except BaseException:
         endpoint.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import subprocess
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -234,6 +236,34 @@ def test_no_such_name(lab: Lab) -> None:
         with served.connect("no.such.name.invalid", 9000) as client:
             assert gone(client) == "reset"
         assert served.told(verdict="deny")["reason"] == "unresolvable"
+
+
+def in_small_pieces(end: socket.socket) -> None:
+    """Answers three bytes, which come one by one, by three writes."""
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while exactly(end, 3):
+        say_slowly(end)
+
+
+def say_slowly(end: socket.socket) -> None:
+    for piece in (b"a", b"b", b"c"):
+        end.sendall(piece)
+        select.select([], [], [], 0.0005)
+
+
+def test_small_pieces_wait_for_nothing(lab: Lab) -> None:
+    """What is written in small pieces is not held back until the one before is acknowledged (40 ms each)."""
+    with (
+        lab.server(in_small_pieces, 9000),
+        lab.gate(f"tcp://{ALLOWED}:9000") as served,
+        served.connect(ALLOWED, 9000) as client,
+    ):
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        began = time.monotonic()
+        for _ in range(40):
+            say_slowly(client)
+            assert exactly(client, 3) == b"abc"
+        assert time.monotonic() - began < 1.2
 
 
 # -- bounds --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from casemate.egress import inbound as inbound_module
 from casemate.egress.inbound import Inbound
 from tests.cli.harness import until
 from tests.unit.egress.gatelab import Inside, Server, all_of, descriptors, echo, exactly, gone, silent
+from tests.unit.egress.test_gate import in_small_pieces, say_slowly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,6 +146,17 @@ def test_a_socket_that_comes_too_late(lab: Lab, monkeypatch: pytest.MonkeyPatch)
         assert descriptors() == before
         with pytest.raises(OSError, match=r"Bad file"):
             os.fstat(late)
+
+
+def test_small_pieces_wait_for_nothing(lab: Lab) -> None:
+    """What is written in small pieces is not held back on its way, in either direction."""
+    with published(lab) as made, server(made.place, in_small_pieces), made.connect() as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        began = time.monotonic()
+        for _ in range(40):
+            say_slowly(client)
+            assert exactly(client, 3) == b"abc"
+        assert time.monotonic() - began < 1.2
 
 
 @pytest.mark.parametrize("who", ["client", "server"])
