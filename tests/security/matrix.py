@@ -87,7 +87,7 @@ def secret_fd(scene: Scene, wanted: bool) -> Iterator[tuple[int, ...]]:
 
 
 def _flags(row: Row, engine_name: str, scene: Scene) -> tuple[str, ...]:
-    if engine_name in ("casemate", "daemon"):
+    if engine_name in ("casemate", "daemon", "session"):
         return row.flags
     if engine_name == "direct":
         return (*row.flags, "--direct")

@@ -214,6 +214,8 @@ def tell_applied(applied: Applied) -> int:
         tell(f"held back: {escaped(path)} ({reason})")
     for path, error in applied.failed:
         tell(f"could not be applied: {escaped(path)}: {error}")
+    for path in applied.executables:
+        tell(f"changed executable: {escaped(path)}")
     if applied.pending and applied.complete:
         tell(f"{applied.pending_changes} more change(s) wait")
     return 0 if applied.complete else 1
