@@ -47,12 +47,13 @@ class Figure:
 
 # -- a top of 1,000 changes ----------------------------------------------------------------------------------
 
-_LINES = 60
+_LINES = (20, 100)  # of one file
 _MODIFIED, _CREATED, _DELETED, _MODES, _RENAMED = 550, 250, 100, 60, 20  # a rename is two entries
 
 
 def _text(chance: random.Random) -> list[str]:
-    return [f"    value_{chance.randrange(10_000)} = call({chance.randrange(100)})\n" for _ in range(_LINES)]
+    count = chance.randint(*_LINES)
+    return [f"    value_{chance.randrange(10_000)} = call({chance.randrange(100)})\n" for _ in range(count)]
 
 
 def make_changes(base: Path) -> tuple[Path, Path, int]:
@@ -73,9 +74,8 @@ def make_changes(base: Path) -> tuple[Path, Path, int]:
     for _ in range(_MODIFIED):
         path = next(chosen)
         lines = (ws / path).read_text().splitlines(keepends=True)
-        for _ in range(chance.randint(1, 3)):
-            lines[chance.randrange(len(lines))] = "    changed = True\n"
-        lines.insert(chance.randrange(len(lines)), "    added = 1\n")
+        for place in chance.sample(range(len(lines)), chance.randint(1, 2)):
+            lines[place : place + chance.randint(0, 1)] = [f"    changed_{place} = True\n"]
         (top / path).write_text("".join(lines))
     for number in range(_CREATED):
         (top / f"pkg{number % 80}/new{number}.py").write_text("".join(_text(chance)))

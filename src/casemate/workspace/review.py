@@ -177,7 +177,7 @@ class Review:
         if entry.what in ("mode", "touched") or max(entry.size, entry.size_before) > _LARGE:
             return Difference(why="" if entry.what in ("mode", "touched") else "large")
         try:
-            old, new = _read(self.old(entry)), _read(self.new(entry))
+            old, new = _read(self.old(entry), entry.size_before), _read(self.new(entry), entry.size)
         except OSError:
             return Difference(why="unreadable")
         if old == new:  # both of them none: a directory or a link
@@ -187,17 +187,18 @@ class Review:
         return Difference(compare(old or b"", new or b"", budget))
 
 
-def _read(fd: int | None) -> bytes | None:
-    """All of a regular file that is not too large."""
+def _read(fd: int | None, size: int) -> bytes | None:
+    """All of a regular file that is not too large. ``size`` is what it had when it was looked at."""
     if fd is None:
         return None
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("no regular file")
-        data = os.read(fd, min(status.st_size, _LARGE) + 1)
-        while len(data) < status.st_size and (piece := os.read(fd, _LARGE + 1 - len(data))):
-            data += piece
+        data = os.read(fd, size + 1)
+        if len(data) != size or not size:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("no regular file")
+            while piece := os.read(fd, _LARGE + 1 - len(data)):
+                data += piece
         if len(data) > _LARGE:
             raise OSError("too large")
         return data

@@ -22,6 +22,7 @@ __all__ = ["Budget", "TextDiff", "compare", "is_binary", "visible"]
 _CONTEXT = 3
 _LINE = 1000  # characters that are shown of one line
 _SNIFF = 8000
+_LONG = 1 << 15  # bytes, of both texts
 _STRIDE = 8  # lines that are compared at once
 _MOST_EDITS = 700  # each costs memory for all the shorter ways to it
 _NO_END = "\\ No newline at end of file"
@@ -95,6 +96,9 @@ def _is_hidden(character: str, before: str) -> bool:
 def compare(old: bytes, new: bytes, budget: Budget) -> TextDiff:
     """The unified diff of two texts, in no more lines and steps than ``budget`` still has."""
     found = TextDiff()
+    base = 0
+    if len(old) + len(new) > _LONG:
+        old, new, base = _middle(old, new)
     left, right = _Side(old, found.hidden), _Side(new, found.hidden)
     blocks = list(_blocks(left.lines, right.lines, budget, found))
     room = min(budget.lines, budget.lines_each)
@@ -103,10 +107,51 @@ def compare(old: bytes, new: bytes, budget: Budget) -> TextDiff:
         end = at + 1
         while end < len(blocks) and blocks[end][0] - blocks[end - 1][1] <= 2 * _CONTEXT:
             end += 1
-        _hunk(left, right, blocks[at:end], found, room)
+        _hunk(left, right, blocks[at:end], found, room, base)
         at = end
     budget.lines -= len(found.lines)
     return found
+
+
+def _middle(old: bytes, new: bytes) -> tuple[bytes, bytes, int]:
+    """What is left of two texts without their common beginning and end, but for some lines of context; and
+    how many lines were left out before. To look for these in bytes spares taking long texts apart.
+    """
+    begin = old.rfind(b"\n", 0, _common(old, new)) + 1
+    least = min(len(old), len(new)) - begin
+    size = _common_end(old, new, least)
+    ends = [old.find(b"\n", len(old) - size) + 1 if size else 0, 0]
+    ends[0] = ends[0] or len(old)
+    ends[1] = len(new) - (len(old) - ends[0])
+    for _ in range(_CONTEXT):
+        begin = old.rfind(b"\n", 0, max(0, begin - 1)) + 1
+        after = old.find(b"\n", ends[0]) + 1 or len(old)
+        ends = [after, ends[1] + after - ends[0]]
+    return old[begin : ends[0]], new[begin : ends[1]], old.count(b"\n", 0, begin)
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many bytes two texts have in common at their beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _common_end(one: bytes, other: bytes, most: int) -> int:
+    """How many bytes, of ``most``, two texts have in common at their end."""
+    low, high, ends = 0, most, (len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[ends[0] - middle : ends[0] - low] == other[ends[1] - middle : ends[1] - low]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class _Side:
@@ -142,9 +187,11 @@ class _Side:
 
 
 def _hunk(
-    left: _Side, right: _Side, blocks: list[tuple[int, int, int, int]], found: TextDiff, room: int
+    left: _Side, right: _Side, blocks: list[tuple[int, int, int, int]], found: TextDiff, room: int, base: int
 ) -> None:
-    """Add one hunk: some changed blocks with the lines around and between them."""
+    """Add one hunk: some changed blocks with the lines around and between them. ``base`` is how many lines of
+    the texts come before those that are here.
+    """
     first, last = blocks[0], blocks[-1]
     ahead = min(_CONTEXT, first[0])
     behind = min(_CONTEXT, len(left.lines) - last[1])
@@ -159,8 +206,8 @@ def _hunk(
         found.left_out += total
         return
     found.left_out += max(0, total - 1 - free)
-    old = _range(first[0] - ahead, last[1] + behind)
-    new = _range(first[2] - ahead, last[3] + behind)
+    old = _range(base + first[0] - ahead, base + last[1] + behind)
+    new = _range(base + first[2] - ahead, base + last[3] + behind)
     lines = found.lines
     lines.append(f"@@ -{old} +{new} @@")
     at = first[0] - ahead

@@ -148,3 +148,24 @@ def test_binary() -> None:
     assert is_binary(b"\x7fELF\0\0")
     assert not is_binary(b"caf\xe9\n")
     assert not is_binary(b"")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_diff_of_long_texts_can_be_applied(seed: int) -> None:
+    """The same for long texts with few changes, at the ends too, which are not taken apart as a whole."""
+    chance = random.Random(seed)
+    same = seed % 3 == 0  # many equal lines: beginnings and ends that overlap
+    lines = [b"same\n" if same else b"line %d\n" % number for number in range(chance.randint(8000, 9000))]
+    changed = list(lines)
+    for _ in range(chance.randint(1, 3)):
+        at = chance.choice([0, len(changed) - 1, chance.randrange(len(changed))])
+        changed[at : at + chance.randint(0, 2)] = [b"new\n"] * chance.randint(0, 2)
+    old, new = b"".join(lines), b"".join(changed)
+    if chance.random() < 0.3:
+        new = new.removesuffix(b"\n")
+    if chance.random() < 0.3:
+        old = old.removesuffix(b"\n")
+    found = compare(old, new, Budget())
+    assert patched(old, found.lines) == new
+    assert len(found.lines) < 60
+    assert not found.coarse
