@@ -7,7 +7,6 @@ commands can change one workspace at the same time.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.security.engines import ENGINE, Request, acts_command
+from tests.security.engines import acts_command
 from tests.security.lab import PATH, drop_to, give
-from tests.security.test_direct import DIRECT, broker_of
+from tests.security.test_direct import DIRECT
+from tests.security.test_direct_broker import start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,16 +53,6 @@ def running(scene: Scene, places: Iterable[Path]) -> list[str]:
         if mark.exists():
             found.append(str(place.relative_to(scene.ws)))
     return found
-
-
-def started(scene: Scene, *argv: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
-    """A direct run in the background, with open streams."""
-    request = Request(scene, list(argv), DIRECT)
-    return subprocess.Popen(
-        [*drop_to(scene.world.uid), *ENGINE.argv(request)],
-        cwd=cwd or scene.ws, env=scene.world.environment(),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
 
 
 def test_no_repository_is_built_out_of_sight(casemate: Runner, scene: Scene) -> None:
@@ -112,10 +102,33 @@ def test_directories_are_locked_and_opened(casemate: Runner, scene: Scene) -> No
     assert (scene.ws / "locked/in").exists() is False
 
 
+@pytest.mark.parametrize("flags", [DIRECT, ()], ids=["direct", "view"])
+def test_no_link_is_a_part_of_a_protected_path(
+    casemate: Runner, scene: Scene, flags: tuple[str, ...]
+) -> None:
+    """A link ``.cargo`` to an ordinary directory would make its ``config.toml`` one that cargo reads."""
+    paths = [
+        f"ways/{order}/{number}/{path}"
+        for order in ("before", "after", "moved")
+        for number, path in enumerate(
+            (".cargo/config.toml", ".github/workflows/ci.yml", ".hg/hgrc", "deep/.yarn/plugins/p.cjs")
+        )
+    ]
+    outcome = casemate.acts("built.ways_around", flags=flags)
+    assert not [path for path in paths if (scene.ws / path).exists()], outcome.brief()
+    assert (scene.ws / "ways/after/0/plain0/config.toml").read_text() == scene.token, "the ordinary arrives"
+    control = scene.world.scene()
+    try:
+        casemate.__class__(control).bare("built.ways_around")
+        assert not [path for path in paths if not (control.ws / path).exists()]
+    finally:
+        control.close()
+
+
 def test_two_commands_race(casemate: Runner, scene: Scene) -> None:
     """Two commands, one of which moves the directory that the other one is making something in."""
     acts = ("built.race_names", "built.race_parents")
-    both = [started(scene, *acts_command(scene, [act], seconds=4.0)) for act in acts]
+    both = [start(scene, *acts_command(scene, [act], seconds=4.0)) for act in acts]
     reports = [process.communicate(timeout=60) for process in both]
     assert all(b'"done": ' in output for output, _ in reports), reports
     assert not (scene.ws / ".github/workflows").exists(), reports
@@ -135,7 +148,7 @@ def test_two_commands_at_random(casemate: Runner, scene: Scene) -> None:
     """Two commands that do anything at all with names and modes: no repository and no protected name."""
     top = scene.ws / "mixed"
     both = [
-        started(scene, *acts_command(scene, ["built.mixed"], seconds=6.0, seed=seed)) for seed in (11, 12)
+        start(scene, *acts_command(scene, ["built.mixed"], seconds=6.0, seed=seed)) for seed in (11, 12)
     ]
     met: set[str] = set()
     while any(process.poll() is None for process in both):
@@ -171,7 +184,7 @@ def test_a_socket_that_is_moved_while_a_command_starts(casemate: Runner, scene: 
         listener.listen()
         listener.setblocking(False)
         give(scene.ws, scene.world.uid)
-        mover = started(scene, *acts_command(scene, ["built.move_rooms"], rooms=ROOMS, seconds=30.0))
+        mover = start(scene, *acts_command(scene, ["built.move_rooms"], rooms=ROOMS, seconds=30.0))
         end = time.monotonic() + 20
         while not (scene.ws / "m/199").exists() and time.monotonic() < end:
             time.sleep(0.02)
@@ -212,7 +225,7 @@ def test_a_workspace_is_moved_by_another_command(scene: Scene) -> None:
     give(scene.ws, scene.world.uid)
     step = "read x; mkdir workflows && echo made || echo no; rmdir workflows"
     script = f"echo up; {step}; {step}; {step}"
-    inner = started(scene, "/bin/sh", "-c", script, cwd=scene.ws / "inner")
+    inner = start(scene, "/bin/sh", "-c", script, cwd=scene.ws / "inner")
     assert inner.stdin is not None
     assert inner.stdout is not None
 
@@ -224,7 +237,7 @@ def test_a_workspace_is_moved_by_another_command(scene: Scene) -> None:
         return inner.stdout.readline()
 
     def outer(*argv: str) -> None:
-        process = started(scene, *argv)
+        process = start(scene, *argv)
         output = process.communicate(timeout=60)
         assert process.returncode == 0, output
 
@@ -237,30 +250,3 @@ def test_a_workspace_is_moved_by_another_command(scene: Scene) -> None:
     assert answer() == b"made\n"
     _, errors = inner.communicate(timeout=60)
     assert b"refused-move" in errors
-
-
-@pytest.mark.parametrize("end", ["killed", "in order"])
-def test_a_lost_broker_is_reported(scene: Scene, end: str) -> None:
-    """When its broker ends before it, a command that says nothing is not taken for one that was served."""
-    process = started(scene, "/bin/sh", "-c", "echo up; read x; echo a >one; exit 0")
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
-    if end == "killed":
-        broker = broker_of(process)
-        os.kill(broker, signal.SIGKILL)
-        until = time.monotonic() + 10
-        while "\nState:\tZ" not in status_of(broker) and time.monotonic() < until:
-            time.sleep(0.01)
-    _, errors = process.communicate(b"go\n", timeout=60)
-    assert process.returncode == 0
-    assert (b"refused-broker" in errors) is (end == "killed"), errors
-    assert (scene.ws / "one").exists() is (end == "in order")
-
-
-def status_of(pid: int) -> str:
-    """What /proc says of a process; that it is a zombie for one that is gone."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            return file.read()
-    except OSError:
-        return "\nState:\tZ"

@@ -1,7 +1,8 @@
 """Where a symbolic link from the top would lead on the host.
 
 A link passes if it stays in the workspace, or leads to a place that the policy let the sandbox read and
-not write; and if it does not lead to a protected name, which would be that name by another way.
+not write; and if it does not lead to a protected name, which would be that name by another way. Nor may it
+be a part of a protected path itself, which what it leads to would come to have.
 
 It is judged as written and as resolved, through every link on the way: in the workspace as the command
 left it, and in the workspace as it is, since other changes may be held back. How it is written matters
@@ -47,6 +48,9 @@ class Links:
 
     def judge(self, path: str, to: str) -> tuple[tuple[str, str] | None, int]:
         """The reason for holding a link back, if there is one, and the st_mode of what it leads to."""
+        above, _, name = path.rpartition("/")
+        if rule := self.protected.way(above, name):
+            return (LINK_PROTECTED, f"would be a way to {rule.pattern}"), 0
         parts = to.split("/")
         names = [part for part in parts if part not in ("", ".")]
         ups = 0

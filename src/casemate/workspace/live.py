@@ -446,6 +446,8 @@ class LiveJudge:
                             return f"{MOVE}: {join(here, name)}: {_rule(rule)}"
                         if entry.is_dir(follow_symlinks=False):
                             stack.append(join(below, name))
+                        elif entry.is_symlink() and (rule := self.protected.way(there, name)):
+                            return f"{MOVE}: {join(here, name)}: a way to {rule.pattern}"
                         elif elsewhere and entry.is_symlink():
                             reason = self._leads(join(there, name), read_link(self._tree, join(here, name)))
                             if reason:

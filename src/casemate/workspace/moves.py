@@ -78,6 +78,8 @@ def judge_move(judge: Judge, change: Change, context: Context, hidden: set[str],
                     rule = judge.protected.match(new, item.name)
                     if rule is not None and not rule.ask:
                         return no(f"holds {printable(entry)}")
+                    if item.is_symlink() and judge.protected.way(new, item.name):
+                        return no(f"the link {printable(entry)} would be a way to a protected name")
                     if item.is_symlink() and not _link_may_move(judge, path, entry, join(old, item.name)):
                         return no(f"the link {printable(entry)} would lead elsewhere")
         finally:

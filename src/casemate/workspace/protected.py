@@ -148,6 +148,9 @@ class Protected:
         self._globs: list[tuple[tuple[str, ...], bool, Rule]] = []
         # Paths from the root, literally, by last component: (the components before it, rule).
         self._paths: dict[str, list[tuple[tuple[str, ...], Rule]]] = {}
+        # What goes before the last component of patterns and paths of several: (components, from the root
+        # only, rule).
+        self._ways: list[tuple[tuple[str, ...], bool, Rule]] = []
         for kind, names in TABLE.items():
             if ci or kind != CI:
                 for name in names.split():
@@ -176,6 +179,7 @@ class Protected:
         if not parts:
             return
         rule = Rule(kind, pattern)
+        self._add_ways(parts, rooted, rule)
         if rooted or any("*" in part or "?" in part for part in parts):
             self._globs.append((parts, rooted, rule))
         elif len(parts) == 1:
@@ -183,10 +187,38 @@ class Protected:
         else:
             self._tails.setdefault(parts[-1], []).append((parts[:-1], rule))
 
+    def _add_ways(self, parts: tuple[str, ...], rooted: bool, rule: Rule) -> None:
+        for count in range(1, len(parts)):
+            # A link of any name to a directory: what is in that one matches ``*/name`` itself.
+            if parts[count - 1] != "*":
+                self._ways.append((parts[:count], rooted, rule))
+
     def add_path(self, path: str) -> None:
         """Protect one path of the workspace: the host's own configuration runs or reads it."""
         parts = tuple(fold(part) for part in path.split("/"))
-        self._paths.setdefault(parts[-1], []).append((parts[:-1], Rule("policy", f"/{path}")))
+        rule = Rule("policy", f"/{path}")
+        self._paths.setdefault(parts[-1], []).append((parts[:-1], rule))
+        self._add_ways(tuple(part.replace("*", "?") for part in parts), True, rule)
+
+    def way(self, directory: str, name: str) -> Rule | None:
+        """The rule that a link of this name would be a way around: ``.cargo/config.toml`` is protected, and a
+        link ``.cargo`` to an ordinary directory with a ``config.toml`` would bring it about.
+        """
+        folded = fold(name)
+        for parts, rooted, rule in self._ways:
+            if wildcard(folded, parts[-1]) and self._is_below(directory, parts[:-1], rooted):
+                if rule.kind == CI and _INSTALLED.intersection(directory.split("/")):
+                    continue
+                return rule
+        return None
+
+    @staticmethod
+    def _is_below(directory: str, before: tuple[str, ...], rooted: bool) -> bool:
+        """Whether a directory ends (or, ``rooted``: is) as the components of a pattern say."""
+        if rooted and (directory.count("/") + 1 if directory else 0) != len(before):
+            return False
+        above = _parents(directory, len(before))
+        return len(above) == len(before) and all(map(wildcard, above, before))
 
     def match(self, directory: str, name: str) -> Rule | None:
         """The rule that protects ``name`` in ``directory``; that ``directory`` is unprotected is known."""
@@ -218,10 +250,7 @@ class Protected:
         for parts, rooted, rule in self._globs:
             if not wildcard(folded, parts[-1]):
                 continue
-            if rooted and (directory.count("/") + 2 if directory else 1) != len(parts):
-                continue
-            before = _parents(directory, len(parts) - 1)
-            if len(before) == len(parts) - 1 and all(map(wildcard, before, parts)):
+            if self._is_below(directory, parts[:-1], rooted):
                 return rule
         return None
 

@@ -138,6 +138,32 @@ def inside_git(p: Params) -> Result:
     return {"ok": True}
 
 
+WAYS_AROUND = {
+    ".cargo": "config.toml", ".github": "workflows/ci.yml", ".hg": "hgrc", "deep/.yarn": "plugins/p.cjs",
+}  # fmt: skip
+
+
+def ways_around(p: Params) -> Result:
+    """Links with the first names of protected paths, to directories with the last ones."""
+    os.chdir(p["ws"])
+    for number, (link, last) in enumerate(WAYS_AROUND.items()):
+        for order in ("before", "after", "moved"):
+            top, plain = f"ways/{order}/{number}", f"plain{number}"
+            os.makedirs(f"{top}/{os.path.dirname(link)}", exist_ok=True)
+            os.makedirs(f"{top}/{plain}/{os.path.dirname(last)}", exist_ok=True)
+            to = "../" * link.count("/") + plain
+            with contextlib.suppress(OSError):
+                if order == "before":
+                    os.symlink(to, f"{top}/{link}")
+                put(f"{top}/{plain}/{last}", p["token"])
+                if order == "after":
+                    os.symlink(to, f"{top}/{link}")
+                if order == "moved":
+                    os.symlink(to, f"{top}/{os.path.dirname(link) or '.'}/l")
+                    os.rename(f"{top}/{os.path.dirname(link) or '.'}/l", f"{top}/{link}")
+    return {"ok": True}
+
+
 def chmod_rounds(p: Params) -> Result:
     """Directories that are locked and opened again, as programs do that restore modes."""
     os.chdir(p["ws"])
@@ -186,7 +212,7 @@ def mixed_act(chance: random.Random) -> Callable[[], object]:
         lambda: os.rename(one, two), lambda: os.rename(one, two), lambda: os.rename(two, one),
         lambda: raw.nr_call(316, -100, one.encode(), -100, two.encode(), 2),
         lambda: os.chmod(one, chance.choice(MODES)), lambda: os.link(one, two),
-        lambda: os.symlink("../a", one), lambda: os.unlink(one), lambda: os.rmdir(two),
+        lambda: os.symlink("a", one), lambda: os.unlink(one), lambda: os.rmdir(two),
     ]  # fmt: skip
     return chance.choice(acts)
 

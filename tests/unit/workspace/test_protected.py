@@ -38,6 +38,29 @@ def test_free(path: str) -> None:
     assert Protected().judge(path) is None
 
 
+@pytest.mark.parametrize(
+    "path",
+    [".cargo", "x/.CARGO", ".hg", ".github", ".jj/repo", ".jj", "x/fish", "db", "a", "one/two", "one"],
+)
+def test_ways(path: str) -> None:
+    """A link that is a part of a protected path brings that path about, whatever it leads to."""
+    protected = Protected(["db/schema.sql", "/a/b?", "*/any"])
+    protected.add_path("one/two/three")
+    above, _, name = path.rpartition("/")
+    assert protected.way(above, name) is not None
+
+
+@pytest.mark.parametrize(
+    "path", ["src", "README.md", "repo", "x/a", "x/one", "two", "node_modules/p/.gitea", "node_modules"]
+)
+def test_no_ways(path: str) -> None:
+    """The control: links of other names, and at other places."""
+    protected = Protected(["db/schema.sql", "/a/b?", "*/any"])
+    protected.add_path("one/two/three")
+    above, _, name = path.rpartition("/")
+    assert protected.way(above, name) is None
+
+
 @pytest.mark.parametrize("path", ["CLAUDE.md", "pkg/AGENTS.md", "GEMINI.md", ".cursorrules", "Claude.md"])
 def test_prose_is_asked_about(path: str) -> None:
     """Instructions for agents are held as a question."""
