@@ -22,7 +22,7 @@ from casemate.sandbox.command import Begun, settle_command
 from casemate.sandbox.denials import TAIL
 from casemate.sandbox.failures import from_os_error
 from casemate.sandbox.inline import busy
-from casemate.sandbox.job import prepare
+from casemate.sandbox.job import prepare, sweep_live
 from casemate.sandbox.live import LiveSocket
 from casemate.sandbox.locks import WorkspaceLock
 from casemate.settings import places
@@ -189,7 +189,9 @@ class _Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stopping.set)
-        self._keeper = keeper_client.shared(places(dict(os.environ)).run)
+        run_directory = places(dict(os.environ)).run
+        sweep_live(f"{run_directory}/live")
+        self._keeper = keeper_client.shared(run_directory)
         await self._keeper.ready()
         try:
             async with asyncio.TaskGroup() as group:

@@ -17,7 +17,7 @@ from casemate.cli.streams import hold_standard_descriptors, put
 from casemate.cli.usage import HELP
 from casemate.errors import CasemateError, PolicyError
 from casemate.policy.model import FlagLayer, RawCredential
-from casemate.sandbox.job import Request, kept_count, pending_count, prepare
+from casemate.sandbox.job import Request, kept_count, pending_count, prepare, sweep_live
 from casemate.sandbox.network import wants_gate
 
 TYPE_CHECKING = False
@@ -338,6 +338,7 @@ class _Beside:
 
             try:
                 job, name = self._job, str(os.getpid())
+                sweep_live(f"{job.places.run}/live")
                 live = LiveSocket(job.places.run, job.key, name, self._run.socket_inside)
             except OSError:  # no room for it: the command runs without
                 self.relay = None

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from casemate.sys.cgroups import Hierarchies
     from casemate.workspace.survey import Firsts
 
-__all__ = ["PENDING", "Job", "Request", "direct_lock", "kept_count", "own_umask", "pending_count", "prepare"]
+__all__ = [
+    "PENDING",
+    "Job",
+    "Request",
+    "direct_lock",
+    "kept_count",
+    "own_umask",
+    "pending_count",
+    "prepare",
+    "sweep_live",
+]
 
 #: Beside a top: it waits because somebody wanted it to.
 PENDING = "pending"
@@ -287,7 +297,7 @@ def kept_count(job: Job) -> int:
     """
     if job.plan is None:
         return 0
-    _sweep_live(f"{job.places.run}/live/{job.key}")
+    sweep_live(f"{job.places.run}/live")
     base = job.plan.spec.keep_base
     try:
         names = os.listdir(base)
@@ -307,18 +317,19 @@ def kept_count(job: Job) -> int:
     return count
 
 
-def _sweep_live(place: str) -> None:
-    """Remove the sockets of commands whose front end was killed (``sandbox.live``)."""
+def sweep_live(base: str) -> None:
+    """Remove the sockets of commands whose front end was killed (``sandbox.live``), in any workspace."""
     try:
-        names = os.listdir(place)
+        keys = os.listdir(base)
     except FileNotFoundError:
         return
-    for name in names:
-        if not os.path.exists(f"/proc/{name.partition('-')[0]}"):
-            with suppress(OSError):
-                os.unlink(f"{place}/{name}")
-    with suppress(OSError):
-        os.rmdir(place)
+    for key in keys:
+        place = f"{base}/{key}"
+        with suppress(OSError):
+            for name in os.listdir(place):
+                if not os.path.exists(f"/proc/{name.partition('-')[0]}"):
+                    os.unlink(f"{place}/{name}")
+            os.rmdir(place)
 
 
 def pending_count(job: Job) -> int:
