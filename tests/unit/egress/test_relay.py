@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from casemate.egress import pipes
 from casemate.egress.relay import Relay
 from tests.unit.egress.gatelab import when
 
@@ -306,7 +307,7 @@ def test_cancelled() -> None:
     async def test(line: Line, tasks: asyncio.TaskGroup) -> None:
         running = tasks.create_task(line.relay.run())
         sending = [tasks.create_task(line.send(end, bytes(50 << 20))) for end in (line.client, line.server)]
-        await when(lambda: line.relay._inner._rest and line.relay._outer._rest)
+        await when(lambda: all(way._rest or way._pipe for way in (line.relay._inner, line.relay._outer)))
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -314,6 +315,48 @@ def test_cancelled() -> None:
             task.cancel()
 
     on_a_line(test)
+
+
+def test_what_was_on_its_way_reaches_nobody_else() -> None:
+    """What a broken connection has left in a pipe is gone with it: the next one gets its own bytes alone."""
+
+    async def test(line: Line, tasks: asyncio.TaskGroup) -> None:
+        spare = len(pipes._spare)
+        for number in range(8):
+            one = Line()
+            running = tasks.create_task(one.run())
+            sending = tasks.create_task(one.send(one.client, b"secret" * (8 << 20)))
+            await when(lambda one=one: one.relay._inner._pipe)  # type: ignore[misc]
+            if number % 2:
+                running.cancel()
+            else:
+                one.reset(one.server)
+            await asyncio.wait({running})
+            sending.cancel()
+            await asyncio.wait({sending})
+            one.close()
+        assert pipes._made == len(pipes._spare) >= spare
+        assert all(not pipe.held for pipe in pipes._spare)
+        tasks.create_task(line.run())
+        data = os.urandom(16 << 20)
+
+        async def send() -> None:
+            await line.send(line.client, data)
+            line.client.shutdown(socket.SHUT_WR)
+
+        tasks.create_task(send())
+        assert await line.all_of(line.server) == data
+        line.server.shutdown(socket.SHUT_WR)
+
+    on_a_line(test)
+
+
+def test_without_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no more pipes to be had everything comes through by hand."""
+    monkeypatch.setattr(pipes, "_MOST", 0)
+    monkeypatch.setattr(pipes, "_spare", [])
+    test_much_both_ways_at_once()
+    assert pipes._spare == []
 
 
 def test_many_share_one_buffer() -> None:
