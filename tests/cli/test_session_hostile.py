@@ -18,7 +18,7 @@ from tests.security.lab import drop_to
 if TYPE_CHECKING:
     from tests.cli.harness import Caller
 
-pytestmark = [pytest.mark.root, pytest.mark.security]
+pytestmark = [pytest.mark.root, pytest.mark.security, pytest.mark.slow]
 __all__ = ["sessions"]
 
 

@@ -150,6 +150,7 @@ def changed(before: Picture, after: Picture, entries: list[Entry], chosen: list[
         assert before.get(path) == after.get(path), (path, chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("seed", range(6))

@@ -33,6 +33,7 @@ DIRECT = ("--direct",)
 _controls: dict[tuple[str, str], matrix.Verdict] = {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_row(row: Row, mode: str, worlds: Callable[[str], World], no_leaks: None) -> None:
     """Every row of the probe table is held here, too."""

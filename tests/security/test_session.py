@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.security.lab import World
 
-pytestmark = [pytest.mark.security, pytest.mark.root]
+pytestmark = [pytest.mark.security, pytest.mark.root, pytest.mark.slow]
 
 
 class InASession(Casemate):
