@@ -144,7 +144,7 @@ def terminal(caller: Caller) -> Iterator[Terminal]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reached"), [("yes", True), ("session", True), ("y", False), ("", False), ("yes please", False)]
+    """Whoever sits at the terminal is asked; the next line is the answer, and no input for the command."""
 )
 def test_a_person_decides(caller: Caller, ws: Path, terminal: Terminal, answer: str, reached: bool) -> None:
     """Whoever sits at the terminal is asked; the next line is the answer, and no input of the command."""
