@@ -79,11 +79,15 @@ def ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def children(pid: int) -> list[int]:
+    """A process's own."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
 def relatives(pid: int) -> list[int]:
     """A process and everything below it."""
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        children = [int(word) for word in file.read().split()]
-    return [pid, *(one for child in children for one in relatives(child))]
+    return [pid, *(one for child in children(pid) for one in relatives(child))]
 
 
 def worker_of(pid: int) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.harness import PYTHON, alive, until
-from tests.cli.network import CURL, HOST, fetch, network, relatives, ticks, worker_of
+from tests.cli.network import CURL, HOST, children, fetch, network, relatives, ticks, worker_of
 
 if TYPE_CHECKING:
     from tests.cli.harness import Caller
@@ -233,6 +233,39 @@ def test_the_worker_is_killed(caller: Caller, ws: Path, service: Service, tracel
     assert process.returncode == 7
     assert (ws / "made").read_text() == "work"
     assert b"the gate ended" in err
+    assert json.loads((ws / "report.json").read_text())["network"]["lost"] is True
+
+
+_LATE = """
+import socket, sys, time
+print("up", flush=True)
+sys.stdin.readline()
+began = time.monotonic()
+for _ in range(2):
+    try:
+        end = socket.create_connection(("198.18.1.0", int(sys.argv[1])), 20)
+        end.recv(1)
+        print("reached" if time.monotonic() - began > 15 else "ended")
+    except OSError:
+        print("refused")
+sys.exit(7)
+"""
+
+
+def test_what_would_be_the_gate_is_killed(
+    caller: Caller, ws: Path, service: Service, traceless: None
+) -> None:
+    """The same for what has not become the gate yet: connections fail at once, and the run goes on."""
+    flags = ("--no-daemon", "--report", "report.json", "--allow", service.rule)
+    process = caller.start("run", *flags, "--", PYTHON, "-c", _LATE, str(service.port), cwd=ws)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    pid = next(pid for pid in relatives(process.pid) if children(pid))
+    for child in children(pid):
+        if not Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"casemate-init"):
+            os.kill(child, signal.SIGKILL)
+    out, _ = process.communicate(b"\n", timeout=30)
+    assert (process.returncode, out.split()) in ((7, [b"refused"] * 2), (7, [b"ended", b"refused"])), out
     assert json.loads((ws / "report.json").read_text())["network"]["lost"] is True
 
 

@@ -143,9 +143,10 @@ def terminal(caller: Caller) -> Iterator[Terminal]:
     made.close()
 
 
-@pytest.mark.parametrize(
-    """Whoever sits at the terminal is asked; the next line is the answer, and no input for the command."""
-)
+ANSWERS = {"yes": True, "session": True, "y": False, "": False, "yes please": False}
+
+
+@pytest.mark.parametrize(("answer", "reached"), ANSWERS.items())
 def test_a_person_decides(caller: Caller, ws: Path, terminal: Terminal, answer: str, reached: bool) -> None:
     """Whoever sits at the terminal is asked; the next line is the answer, and no input of the command."""
     script = f'{GET.format("allowed.example")}; read -r line; echo "got <$line>"'

@@ -78,7 +78,7 @@ class InlineRun:
         self._running: Running | None = None
         self._watch: Watch | None = None
         self._keep, self._apply = False, apply
-        self._gate = gate
+        self._gate, self._gate_lost = gate, False
         self.network: CommandNetwork | None = None
         self._session: Session | None = None
         self.stdin = self.stdout = self.stderr = -1
@@ -149,8 +149,17 @@ class InlineRun:
 
     def wake(self) -> None:
         """Start the gate, since the command has begun to use the network. Most commands never do."""
-        if self._site is not None and self._site.capture is not None and self.network is None:
-            self._prepare_network().begin(self._site.capture)
+        site = self._site
+        if site is None or site.capture is None or self.network is not None:
+            return
+        try:
+            self._prepare_network().begin(site.capture)
+        except (SandboxError, OSError):
+            # Somebody has killed what would have become the gate: the command goes on and reaches nothing.
+            for descriptor in site.capture.give_listeners():
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._gate_lost = True
 
     def _network_use(self) -> NetworkUse | None:
         """What the command did on the network, once it has ended."""
@@ -160,7 +169,7 @@ class InlineRun:
             return None
         from casemate.sandbox.result import NetworkUse
 
-        return NetworkUse(capture=self._site.capture.mechanism)
+        return NetworkUse(capture=self._site.capture.mechanism, lost=self._gate_lost)
 
     def socket_inside(self, made: Callable[[int], None]) -> None:
         """Call ``made`` with a TCP socket inside the sandbox, or with -1."""
