@@ -93,5 +93,6 @@ class GateSeed:
         """It was not needed."""
         if self._go >= 0:
             os.close(self._go)
+            self._go = -1
             self._ours.close()
             os.waitpid(self._pid, 0)
