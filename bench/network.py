@@ -113,7 +113,7 @@ class _Bench:
 
     def __init__(self, port: int, secure: int, place: Path, quick: bool) -> None:
         self.port, self.secure, self.place = port, secure, place
-        self.rounds = 3 if quick else 7
+        self.rounds = 5 if quick else 9
         self.bulk = (256 if quick else 1024) << 20
         self.connects = 100 if quick else 400
         self.samples: dict[str, list[float]] = {}

@@ -62,7 +62,7 @@ def test_a_command_that_needs_nothing(worker: GateWorker) -> None:
 
 
 def test_placeholders_and_trust(worker: GateWorker) -> None:
-    """A credential puts its placeholder in, and the sandbox's authority beside the host's; never the value."""
+    """A credential puts its placeholder in, and an authority beside those of the host; never its value."""
     command = late()
     made = share(worker, credentials=(credential(),), secrets={"TOKEN": SECRET})
     made.prepare(command)
