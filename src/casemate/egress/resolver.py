@@ -70,14 +70,24 @@ class Lookups:
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
         self._turns = asyncio.Semaphore(_AT_ONCE_EACH)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     async def addresses(self, name: str) -> tuple[str, ...]:
         """As ``Resolver.addresses``."""
         if self._resolver.knows(name):
             return await self._resolver.addresses(name)
-        async with self._turns:
-            return await self._resolver.addresses(name)
+        await self._turns.acquire()
+        # The turn is over with the lookup, not with whoever waits for it: nobody can call a lookup off.
+        looking = asyncio.get_running_loop().create_task(self._resolver.addresses(name))
+        self._tasks.add(looking)
+        looking.add_done_callback(self._looked)
+        return await asyncio.shield(looking)
+
+    def _looked(self, looking: asyncio.Task[tuple[str, ...]]) -> None:
+        self._tasks.discard(looking)
+        self._turns.release()
+        if not looking.cancelled():
+            looking.exception()  # whoever waits for it is told; perhaps nobody does any more
 
     def expect(self, name: str) -> None:
         """Look a name up ahead: somebody has just asked for its address and is about to connect.

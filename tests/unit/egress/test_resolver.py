@@ -10,7 +10,7 @@ import pytest
 from casemate.egress.resolver import Lookups, Resolver
 from tests.cli.harness import until
 from tests.network import zone
-from tests.unit.egress.gatelab import ADDRESSES, BOTH
+from tests.unit.egress.gatelab import ADDRESSES, BOTH, when
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,3 +143,27 @@ def test_names_that_nobody_answers_are_in_nobodys_way(lab: Lab, make: Callable[.
 
     with lab.names(silent="silent.example"):
         assert lab.run(race()) == ("93.184.216.42",)
+
+
+def test_who_gives_up_gives_no_turn_back(lab: Lab, make: Callable[..., Resolver]) -> None:
+    """A lookup goes on when its client has gone, so its turn is not free before it has ended; then it is."""
+    resolver = make()
+    with lab.names():
+
+        async def give_up() -> tuple[int, int]:
+            loop = asyncio.get_running_loop()
+            hostile = Lookups(resolver)
+            most = 0
+            for number in range(30):
+                task = loop.create_task(hostile.addresses(f"slow-{number}.to.example"))
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                most = max(most, len(resolver._asking))
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await when(lambda: not resolver._asking and not hostile._turns.locked())
+            return most, len(await hostile.addresses("v4only.example"))
+
+        most, found = lab.run(give_up())
+    assert most <= 4
+    assert found == 1
