@@ -330,3 +330,26 @@ def test_what_cannot_be_asked(
     assert said in ended.err, ended
     assert not (ws / "ran").exists()
     assert b"Traceback" not in ended.err
+
+
+def test_the_daemons_keeper_is_killed(caller: Caller, ws: Path, daemon: int, service: Service) -> None:
+    """A keeper that dies takes its command along; the gate forgets it, and the next command has both."""
+    assert fetch(caller, ws, service, "--allow", service.rule).out == b"hello\n"
+    worker = worker_of(daemon)
+
+    def held() -> int:
+        return len(os.listdir(f"/proc/{worker}/fd"))
+
+    before = held()
+    process = caller.start(
+        "run", "--allow", service.rule, "--", PYTHON, "-c", _TALK, str(service.port), cwd=ws
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"connected\n"
+    (keeper,) = [pid for pid in children(daemon) if pid != worker]
+    os.kill(keeper, signal.SIGKILL)
+    assert caller.end(process) == 125
+    until(lambda: held() <= before, 5, "the gate's descriptors")
+    assert fetch(caller, ws, service, "--allow", service.rule).out == b"hello\n"
+    caller.started += children(daemon)
+    caller.cli("discard", "--all", cwd=ws)

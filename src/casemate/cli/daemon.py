@@ -415,6 +415,10 @@ class _Client:
             else:
                 keeper.kill(number)
             message, tops = await ended
+        except BaseException:
+            if begun.share is not None:
+                begun.share.abandon()  # nobody will ask any more what it has done
+            raise
         finally:
             if live is not None:
                 self._loop.remove_reader(live.fileno())
