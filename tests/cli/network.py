@@ -80,9 +80,17 @@ def ticks(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """A process's own."""
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
+    """A process's own; none where it has just ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(word) for word in file.read().split()]
+    return []
+
+
+def cmdline(pid: int) -> bytes:
+    """Its words; none where it has just ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def relatives(pid: int) -> list[int]:
@@ -95,9 +103,8 @@ def worker_of(pid: int) -> int:
 
     def found() -> int:
         for one in relatives(pid):
-            with contextlib.suppress(OSError):
-                if b"casemate.egress.worker" in Path(f"/proc/{one}/cmdline").read_bytes():
-                    return one
+            if b"casemate.egress.worker" in cmdline(one):
+                return one
         return 0
 
     return int(until(found, 10, "a worker"))

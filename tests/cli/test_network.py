@@ -10,15 +10,16 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cli.harness import PYTHON, alive, until
-from tests.cli.network import CURL, HOST, children, fetch, network, relatives, ticks, worker_of
+from tests.cli.network import CURL, HOST, children, cmdline, fetch, network, relatives, ticks, worker_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.harness import Caller
     from tests.cli.network import Service
 
@@ -169,7 +170,7 @@ def test_idle(caller: Caller, ws: Path, service: Service) -> None:
     assert process.stdout.readline() == b"hello\n"
     worker_of(process.pid)
     until(lambda: all(map(alive, relatives(process.pid))))  # what was only needed to start is gone
-    before = {pid: ticks(pid) for pid in relatives(process.pid)}
+    before = {pid: ticks(pid) for pid in relatives(process.pid) if alive(pid)}
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
         time.sleep(0.05)
@@ -262,7 +263,7 @@ def test_what_would_be_the_gate_is_killed(
     assert process.stdout.readline() == b"up\n"
     pid = next(pid for pid in relatives(process.pid) if children(pid))
     for child in children(pid):
-        if not Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"casemate-init"):
+        if not cmdline(child).startswith(b"casemate-init"):
             os.kill(child, signal.SIGKILL)
     out, _ = process.communicate(b"\n", timeout=30)
     assert (process.returncode, out.split()) in ((7, [b"refused"] * 2), (7, [b"ended", b"refused"])), out
@@ -292,7 +293,7 @@ def test_the_caller_is_ended(caller: Caller, ws: Path, service: Service, tidy: N
     assert process.stdout.readline() == b"connected\n"
     family = relatives(process.pid)
     worker_of(process.pid)
-    pid = next(pid for pid in family if b"casemate" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    pid = next(pid for pid in family if b"casemate" in cmdline(pid))
     os.kill(pid, number)
     caller.end(process)
     until(lambda: not any(map(alive, family)), 5, "their end")
@@ -304,7 +305,7 @@ def test_no_gate_no_process(caller: Caller, ws: Path, service: Service) -> None:
         process = caller.start("run", "--no-daemon", *flags, "--", "sh", "-c", "echo up; sleep 30", cwd=ws)
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in relatives(process.pid)]
+        names = [cmdline(pid) for pid in relatives(process.pid)]
         assert not any(b"casemate.egress.worker" in name for name in names)
         process.terminate()
         caller.end(process)
