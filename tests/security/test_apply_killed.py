@@ -9,6 +9,7 @@ import os
 import random
 import select
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -95,6 +96,15 @@ def killed(stage: Stage, seconds: float, only: Selection | None = None) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) < 0
 
 
+def undisturbed(stage: Stage, only: Selection | None = None) -> float:
+    """The seconds that a process which nobody kills takes for the step here, the longest a kill may wait."""
+    began = time.monotonic()
+    assert not killed(stage, 60, only)
+    took = time.monotonic() - began
+    assert step(stage, only), "it was complete: nothing is left to do"
+    return took
+
+
 def died(stage: Stage, change: int, only: Selection | None) -> bool:
     """The step in a process that ends before its change number ``change``; False if there are fewer."""
     child = os.fork()
@@ -129,14 +139,14 @@ def waiting(stage: Stage) -> list[str]:
 def test_killed_at_many_moments(who: str, near: bool) -> None:
     """SIGKILL after any time, once or several times in a row: the last run ends as an undisturbed one."""
     with furnished(who, near) as stage:
-        assert step(stage)
+        took = undisturbed(stage)
         expected = state(stage)
         assert {reason for _, reason, _ in expected["held"]} == {"protected", "link-outside", "conflict"}
     chance, kills = random.Random(f"{who}{near}"), 0
     for _ in range(10):
         with furnished(who, near) as stage:
             for _ in range(chance.randint(1, 3)):
-                kills += killed(stage, chance.uniform(0, 0.05))
+                kills += killed(stage, chance.uniform(0, took))
                 whole(stage)
             assert step(stage)
             assert state(stage) == expected
@@ -149,7 +159,7 @@ def test_a_part_that_is_killed(who: str, near: bool) -> None:
     """The same for a part: killed at any moment and run again it is that part, and the rest can follow."""
     globs = ["old*", "new", "keep", "replaced/new", "p3"]
     with furnished(who, near) as stage:
-        assert step(stage, Selection(globs))
+        took = undisturbed(stage, Selection(globs))
         part, rest = state(stage), waiting(stage)
         assert "todir" in rest
         assert step(stage)
@@ -158,12 +168,12 @@ def test_a_part_that_is_killed(who: str, near: bool) -> None:
     for number in range(10):
         with furnished(who, near) as stage:
             if number % 2:
-                killed(stage, chance.uniform(0, 0.05), Selection(globs))
+                killed(stage, chance.uniform(0, took), Selection(globs))
             else:
                 died(stage, chance.randint(1, 60), Selection(globs))
             assert step(stage, Selection(globs))
             assert (state(stage), waiting(stage)) == (part, rest)
-            killed(stage, chance.uniform(0, 0.03))
+            killed(stage, chance.uniform(0, took))
             assert step(stage)
             assert state(stage) == expected
 
