@@ -160,6 +160,10 @@ class _Worker:
                 taken = self._do(message, handles)
         except _BAD_REQUEST as error:
             number = message.get("id") if is_object(message) else None
+            # A policy that was not understood may be a narrower one: what it is for reaches nothing more.
+            gate = self._gates.pop(number, None) if type(number) is int else None
+            if gate is not None:
+                gate.close()
             # The kind of the error only: its text may hold what the request held.
             self._send({"event": "failed", "id": number, "error": type(error).__name__})
         finally:

@@ -116,6 +116,8 @@ class GateWorker:
             packets.send(self._socket, json.dumps(message, separators=(",", ":")).encode(), descriptors)
         except OSError as error:
             self.lost = True
+            with suppress(OSError):  # it ends: what it was not told may be a narrower policy
+                self._socket.shutdown(_socket.SHUT_RDWR)
             raise SandboxError(f"the egress gate has ended: {error}", code="gate-lost") from error
 
     def pump(self) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from casemate.sandbox.gate import GateWorker
 from tests.unit.egress.gatelab import Lab
 
 if TYPE_CHECKING:
@@ -26,3 +27,14 @@ def lab(world: Lab) -> Iterator[Lab]:
     world.faults.clear()
     yield world
     assert world.faults == []
+
+
+@pytest.fixture
+def worker(lab: Lab) -> Iterator[GateWorker]:
+    """A worker on the lab's host. Whatever was done to it, it met nothing that it did not expect."""
+    made = lab.call(GateWorker)
+    yield made
+    made.pump()
+    faults = made.faults
+    made.close()
+    assert faults == []

@@ -10,122 +10,22 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from casemate.egress.worker import FIRST_UID
-from casemate.errors import SandboxError
 from casemate.policy.model import Credential, Network
-from casemate.sandbox import gate as front
-from casemate.sandbox.gate import CommandNetwork, GateWorker
-from casemate.sys import packets
-from tests.cli.harness import alive, until
-from tests.unit.egress.gatelab import ALLOWED, OTHER, Inside, Server, echo, exactly, gone, silent
+from tests.cli.harness import until
+from tests.unit.egress.gatelab import ALLOWED, OTHER, Server, echo, exactly, gone, silent
+from tests.unit.egress.workerlab import RULE, Sandbox, held, pid, sandbox, settled, status, ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from casemate.sandbox.gate import GateWorker
     from tests.unit.egress.gatelab import Lab
 
 pytestmark = [pytest.mark.root]
-RULE = f"{ALLOWED}:9000"
-
-
-class Sandbox:
-    """One sandbox's network, served by a worker."""
-
-    def __init__(self, worker: GateWorker, *allow: str, **fields: Any) -> None:
-        self.worker = worker
-        self.place = Inside()
-        fields.setdefault("mode", "allowlist")
-        secrets = fields.pop("secrets", {})
-        review = fields.pop("review", None)
-        self.share: CommandNetwork = worker.open(Network(allow=allow, **fields), secrets, self.dial, review)
-        self.share.begin(self.place.capture)
-
-    def dial(self, made: Any) -> None:
-        made(self.place.made())
-
-    def connect(self, port: int = 9000, address: str = "198.18.1.0") -> socket.socket:
-        return self.place.connect(address, port)
-
-    def say(self, client: socket.socket) -> bytes:
-        client.sendall(b"hello\n")
-        return exactly(client, 6)
-
-    def resolve(self) -> None:
-        """Have the first name's address given out."""
-        from tests.unit.egress import wire
-
-        with self.place.socket(socket.AF_INET, socket.SOCK_DGRAM) as endpoint:
-            endpoint.connect(("198.18.0.1", 53))
-            endpoint.send(wire.query(wire.name(ALLOWED)))
-            assert endpoint.recv(4096)[3] & 15 == 0
-
-    def close(self) -> None:
-        self.share.abandon()
-        self.place.close()
-
-
-@pytest.fixture
-def worker(lab: Lab) -> Iterator[GateWorker]:
-    """A worker on the lab's host. Whatever was done to it, it met nothing that it did not expect."""
-    made = lab.call(GateWorker)
-    yield made
-    made.pump()
-    faults = made.faults
-    made.close()
-    assert faults == []
-
-
-@contextmanager
-def sandbox(worker: GateWorker, *allow: str, **fields: Any) -> Iterator[Sandbox]:
-    """A sandbox by the rules ``allow``, whose first name has its address."""
-    made = Sandbox(worker, *(allow or (RULE,)), **fields)
-    try:
-        if fields.get("mode", "allowlist") == "allowlist":
-            made.resolve()
-        yield made
-    finally:
-        made.close()
-
-
-def pid(worker: GateWorker) -> int:
-    return worker._pid
-
-
-def status(number: int) -> dict[str, str]:
-    """What the kernel says of a process."""
-    lines = Path(f"/proc/{number}/status").read_text().splitlines()
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
-
-
-def held(number: int) -> int:
-    """How many descriptors a process has."""
-    return len(os.listdir(f"/proc/{number}/fd"))
-
-
-def ticks(number: int) -> int:
-    """How much processor time a process has used, in hundredths of a second."""
-    fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
-def settled(worker: GateWorker) -> None:
-    """Everything that the worker was told by now has been done."""
-    with Sandbox_(worker) as share:
-        share.ask_end()
-        assert worker.wait(lambda: share.ended)
-
-
-@contextmanager
-def Sandbox_(worker: GateWorker) -> Iterator[CommandNetwork]:
-    share = worker.open(Network(mode="allowlist"), {}, lambda made: made(-1), None)
-    yield share
-    worker.forget(share._number)
 
 
 # -- rights --------------------------------------------------------------------------------------------
@@ -303,26 +203,6 @@ def test_a_front_end_that_does_not_listen(worker: GateWorker, lab: Lab) -> None:
         assert len([event for event in use.events if event["kind"] == "dns"]) == count
 
 
-@pytest.mark.parametrize("message", [
-    {"op": "listen", "id": 1}, {"op": "agent", "id": 1}, {"op": "publish", "id": 1, "key": 1, "inside": 1},
-    {"op": "answer", "id": 1}, {"op": "update", "id": 1, "network": {"mode": "nonsense"}},
-    {"op": "dialled", "id": 1}, {"id": 1}, {"op": "add"}, {}, 5, "x",
-    {"op": "add", "id": 2, "network": {}, "secrets": {}, "authority": False},
-    {"op": "add", "id": 2, "network": {"mode": "allowlist"}, "secrets": [], "authority": False},
-    {"op": "nonsense", "id": 1}, {"op": "remove", "id": 77}, {"op": "dialled", "id": "1", "request": None},
-])  # fmt: skip
-def test_bad_requests(worker: GateWorker, lab: Lab, message: object) -> None:
-    """A request that cannot be done is said to have failed, takes no descriptor, and harms nobody."""
-    with lab.server(echo, 9000), sandbox(worker) as made, made.connect() as client:
-        assert made.say(client) == b"hello\n"
-        before = held(pid(worker))
-        packets.send(worker._socket, json.dumps(message).encode())
-        packets.send(worker._socket, json.dumps(message).encode())
-        settled(worker)
-        assert made.say(client) == b"hello\n"
-        assert held(pid(worker)) == before
-
-
 # -- what it costs -------------------------------------------------------------------------------------
 
 
@@ -393,104 +273,3 @@ def test_a_thousand_connections(worker: GateWorker, lab: Lab) -> None:
             assert held(pid(worker)) == before
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-
-
-# -- the end -------------------------------------------------------------------------------------------
-
-
-def test_killed(lab: Lab) -> None:
-    """When it is killed every connection is cut, nothing more is reached, and each command hears of it."""
-    worker = lab.call(GateWorker)
-    with lab.server(echo, 9000) as server, sandbox(worker) as one, sandbox(worker) as other:
-        with one.connect() as client:
-            assert one.say(client) == b"hello\n"
-            os.kill(pid(worker), signal.SIGKILL)
-            assert gone(client) in ("end", "reset")
-        assert gone(server.connections[0]) in ("end", "reset")
-        for made in (one, other):
-            with pytest.raises(OSError, match=r"refused|reset"), made.connect() as client:
-                made.say(client)
-        with made.place.socket(socket.AF_INET, socket.SOCK_DGRAM) as endpoint:
-            endpoint.connect(("198.18.0.1", 53))
-            endpoint.send(b"query")
-            with pytest.raises(ConnectionRefusedError):
-                endpoint.recv(100)
-        began = time.monotonic()
-        assert [made.share.finish().lost for made in (one, other)] == [True, True]
-        assert time.monotonic() - began < 2
-        with pytest.raises(SandboxError) as caught:
-            worker.open(Network(mode="allowlist"), {}, lambda made: made(-1), None)
-        assert caught.value.code == "gate-lost"
-    worker.close()
-
-
-def test_killed_with_words_unread(lab: Lab) -> None:
-    """What it had said before it died is not lost, also if its death shows when it is spoken to."""
-    worker = lab.call(GateWorker)
-    with sandbox(worker) as one, sandbox(worker) as other:
-        with one.connect(9001) as client:
-            assert gone(client) == "reset"
-        settled(worker)
-        until(lambda: held(pid(worker)))
-        with one.connect(9002) as client:
-            assert gone(client) == "reset"
-        os.kill(pid(worker), signal.SIGKILL)
-        until(lambda: _deaf(worker))
-        assert worker.lost
-        assert not worker.over
-        worker.pump()
-        assert worker.over
-        assert one.share.ended
-        assert other.share.ended
-        assert [event["port"] for event in one.share.use().events] == [9001, 9002]
-    worker.close()
-
-
-def _deaf(worker: GateWorker) -> bool:
-    """Whether it does not hear any more: its last thread ends a moment after the kill."""
-    try:
-        worker.say({"op": "remove", "id": 99})
-    except SandboxError:
-        return True
-    return False
-
-
-def test_stopped(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that somebody has stopped does not keep its front end from ending."""
-    monkeypatch.setattr(front, "_LAST_SECONDS", 0.2)
-    worker = lab.call(GateWorker)
-    settled(worker)
-    os.kill(pid(worker), signal.SIGSTOP)
-    worker.close()
-    assert not Path(f"/proc/{pid(worker)}").exists()
-
-
-_FRONT = """
-import sys, time
-from casemate.sandbox.gate import GateWorker
-worker = GateWorker()
-print(worker._pid, flush=True)
-time.sleep(60)
-"""
-
-
-def test_the_front_end_is_killed() -> None:
-    """The worker ends with its front end, however that ends."""
-    process = subprocess.Popen([sys.executable, "-c", _FRONT], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    number = int(process.stdout.readline())
-    assert alive(number)
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    until(lambda: not alive(number), 5, "the worker's end")
-
-
-def test_closed(lab: Lab) -> None:
-    """A proper end: the process is gone, connections are cut."""
-    worker = lab.call(GateWorker)
-    with lab.server(echo, 9000), sandbox(worker) as made, made.connect() as client:
-        assert made.say(client) == b"hello\n"
-        worker.close()
-        assert not Path(f"/proc/{pid(worker)}").exists()
-        assert gone(client) in ("end", "reset")
