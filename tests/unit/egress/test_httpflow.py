@@ -6,7 +6,6 @@ import http.client
 import socket
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,23 +24,6 @@ from tests.unit.egress.flowlab import (
     web,
 )
 from tests.unit.egress.flowsite import DATA, Site, get
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[tuple[str, int]]:
-    """The host behind the gate."""
-    with web(Site) as address:
-        yield address
-
-
-@pytest.fixture
-def plain(site: tuple[str, int]) -> Iterator[Gate]:
-    """A gate before it."""
-    with gate(site, network()) as made:
-        yield made
 
 
 def test_every_shape_of_an_answer(plain: Gate) -> None:

@@ -23,26 +23,11 @@ from tests.unit.egress.flowlab import (
     rest,
     status,
     talk,
-    web,
 )
-from tests.unit.egress.flowsite import Site, get
+from tests.unit.egress.flowsite import get
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[tuple[str, int]]:
-    """The host behind the gate."""
-    with web(Site) as address:
-        yield address
-
-
-@pytest.fixture
-def plain(site: tuple[str, int]) -> Iterator[Gate]:
-    """A gate before it."""
-    with gate(site, network()) as made:
-        yield made
+    from collections.abc import Callable
 
 
 # ---------------------------------------------------------------- refusals

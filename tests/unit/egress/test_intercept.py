@@ -39,29 +39,7 @@ from tests.unit.egress.flowlab import (
 from tests.unit.egress.tlslab import DATA, Echo, ask, client, looking, made_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """The authority of the internet of these tests."""
-    return Certificates(tmp_path_factory.mktemp("ca"), NAME, OTHER)
-
-
-@pytest.fixture(scope="module")
-def host(certificates: Certificates) -> Iterator[tuple[str, int]]:
-    """A TLS host that shows what it gets."""
-    with web(Echo, certificates.context) as address:
-        yield address
-
-
-@pytest.fixture
-def made(host: tuple[str, int], certificates: Certificates) -> Iterator[Gate]:
-    """A gate with a token for the host."""
-    Echo.seen.clear()
-    with looking(host, certificates, credential()) as found:
-        yield found
 
 
 # ---------------------------------------------------------------- clients
