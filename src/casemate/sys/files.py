@@ -24,6 +24,7 @@ __all__ = [
     "descriptor_path",
     "find_handle",
     "link_fd",
+    "mode_beneath",
     "mount_id",
     "open_beneath",
     "open_in_root",
@@ -107,6 +108,17 @@ def open_beneath(directory: int, path: str | bytes, flags: int, mode: int = 0) -
     is, EXDEV where the path leaves the directory or enters another mount.
     """
     return _open(directory, path, flags, mode, BENEATH)
+
+
+def mode_beneath(directory: int, path: str) -> int:
+    """st_mode of what ``open_beneath`` would open, links themselves included; "" is the directory. Raises
+    OSError.
+    """
+    handle = open_beneath(directory, path or ".", os.O_PATH | os.O_NOFOLLOW)
+    try:
+        return os.fstat(handle).st_mode
+    finally:
+        os.close(handle)
 
 
 def open_in_root(directory: int, path: str | bytes) -> int:

@@ -19,7 +19,7 @@ import os
 import stat
 import time
 
-from casemate.sys.files import open_beneath
+from casemate.sys.files import mode_beneath, open_beneath
 from casemate.workspace import gitconfig, gitfiles
 from casemate.workspace.gitrepo import GitJudge, Place
 from casemate.workspace.links import Links
@@ -213,13 +213,9 @@ class LiveJudge:
 
     def _mode(self, path: str) -> int:
         try:
-            handle = open_beneath(self._tree, path or ".", os.O_PATH | os.O_NOFOLLOW)
+            return mode_beneath(self._tree, path)
         except OSError:
             return 0
-        try:
-            return os.fstat(handle).st_mode
-        finally:
-            os.close(handle)
 
     def _is_directory(self, path: str) -> bool:
         return stat.S_ISDIR(self._mode(path))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from casemate.sys.files import open_beneath
+from casemate.sys.files import mode_beneath, open_beneath
 from casemate.workspace.merged import Merged
 from casemate.workspace.protected import fold
 from casemate.workspace.report import GIT_REPOSITORY
@@ -28,15 +28,11 @@ class Strict(Merged):
     def lower_mode(self, path: str) -> int:
         """As of every view, but raises PermissionError."""
         try:
-            handle = open_beneath(self.lower, path or ".", os.O_PATH | os.O_NOFOLLOW)
+            return mode_beneath(self.lower, path)
         except PermissionError:
             raise
         except OSError:
             return 0
-        try:
-            return os.fstat(handle).st_mode
-        finally:
-            os.close(handle)
 
 
 def mark(name: str) -> str:

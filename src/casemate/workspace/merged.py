@@ -8,7 +8,7 @@ import stat
 
 import msgspec
 
-from casemate.sys.files import open_beneath
+from casemate.sys.files import mode_beneath, open_beneath
 from casemate.workspace.names import join
 from casemate.workspace.scan import DIR, FILE, LINK, SPECIAL, WHITEOUT, Change, Changes
 
@@ -66,13 +66,9 @@ class Merged:
     def lower_mode(self, path: str) -> int:
         """st_mode of an entry of the lower layer, 0 if there is none."""
         try:
-            fd = open_beneath(self.lower, path or ".", os.O_PATH | os.O_NOFOLLOW)
+            return mode_beneath(self.lower, path)
         except OSError:
             return 0
-        try:
-            return os.fstat(fd).st_mode
-        finally:
-            os.close(fd)
 
     def find(self, path: str) -> Node:
         """The entry at a path through directories only (no link, no "..")."""
