@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -40,9 +41,13 @@ while True:
 
 
 def test_published(caller: Caller, ws: Path, how: str) -> None:
-    """-p leads a port of the host's loopback to a server inside, until the command's end."""
-    port = free()
-    process = caller.start("run", "-p", f"{port}:7000", "--", PYTHON, "-c", _SERVER, "7000", cwd=ws)
+    """-p leads a port of the host's loopback to a server inside, until the command's end. Each connection is
+    an event of the result.
+    """
+    port, report = free(), ws.parent / "report.json"
+    process = caller.start(
+        "run", "-p", f"{port}:7000", "--report", str(report), "--", PYTHON, "-c", _SERVER, "7000", cwd=ws
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     assert ask(port, b"one") == b"inside: one"
@@ -51,6 +56,11 @@ def test_published(caller: Caller, ws: Path, how: str) -> None:
     assert process.wait(20) == 0
     with pytest.raises(ConnectionRefusedError):
         ask(port, b"gone")
+    events = json.loads(report.read_text())["network"]["events"]
+    assert [
+        (event["kind"], event["verdict"], event["port"], event["rule"], event["sent"], event["received"])
+        for event in events
+    ] == [("inbound", "allow", 7000, "publish", 8 + size, size) for size in (3, 3, 3)]
 
 
 def test_published_to_nobody_else(caller: Caller, ws: Path) -> None:
@@ -112,6 +122,7 @@ def test_forward(caller: Caller, ws: Path, how: str) -> None:
     assert ask(port, b"end") == b"inside: end"
     assert process.wait(20) == 0
     assert caller.end(forwarding[0]) == 0
+    assert forwarding[0].stderr.read() == b""  # type: ignore[union-attr]
     with pytest.raises(ConnectionRefusedError):
         ask(port, b"gone")
 

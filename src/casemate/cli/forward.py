@@ -67,7 +67,12 @@ async def _serve(endpoint: socket.socket, published: Published, inside: int) -> 
 
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    inbound = Inbound(lambda number: packets.send(endpoint, str(number).encode()))
+
+    def told(event: dict[str, object]) -> None:
+        if event.get("verdict") != "allow":
+            tell(f"a connection to port {inside} inside failed: {event.get('detail') or event.get('reason')}")
+
+    inbound = Inbound(lambda number: packets.send(endpoint, str(number).encode()), told)
     for number, descriptor in enumerate(published.descriptors):
         inbound.publish(number, socket.socket(fileno=os.dup(descriptor)), inside)
     published.close()

@@ -53,8 +53,9 @@ def main(argv: list[str]) -> int:
 def policy_text(result: Result) -> str:
     """A policy file in TOML."""
     lines = ["version = 1"]
-    allow = _hosts(result.network.events)
-    refused = [str(event.get("host")) for event in result.network.events if event.get("verdict") == "deny"]
+    outward = [event for event in result.network.events if event.get("kind") != "inbound"]
+    allow = _hosts(outward)
+    refused = [str(event.get("host")) for event in outward if event.get("verdict") == "deny"]
     lines += ["", "[network]", f'mode = "{"allowlist" if allow else "none"}"']
     if allow:
         lines.append(_list("allow", allow))

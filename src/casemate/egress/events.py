@@ -19,10 +19,11 @@ _MOST_ALLOWED = 20_000
 class Event(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
     """One decision of the gate.
 
-    ``kind`` is ``connect``, ``dns``, ``request`` (inside of HTTP) or ``credential``; ``verdict`` is ``allow``
-    or ``deny``. ``host`` is what was asked for, a name or an address; ``address`` what was dialled. ``rule``
-    is the policy's entry that decided, ``reason`` a stable word, ``allow`` the policy line that would permit
-    it. ``sent`` and ``received`` are bytes as the sandbox sees it, ``ms`` how long the connection stood.
+    ``kind`` is ``connect``, ``dns``, ``request`` (inside of HTTP), ``credential`` or ``inbound`` (from the
+    host to the published ``port`` inside); ``verdict`` is ``allow`` or ``deny``. ``host`` is what was asked
+    for, a name or an address; ``address`` what was dialled. ``rule`` is the policy's entry that decided,
+    ``reason`` a stable word, ``allow`` the policy line that would permit it. ``sent`` and ``received`` are
+    bytes as the sandbox sees it, ``ms`` how long the connection stood.
     """
 
     kind: str

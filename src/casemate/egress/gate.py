@@ -21,6 +21,7 @@ from casemate.egress.connection import Connection
 from casemate.egress.decide import Decider
 from casemate.egress.errors import Refused
 from casemate.egress.events import Event, Log
+from casemate.egress.handed import Handed
 from casemate.egress.inbound import Inbound
 from casemate.egress.names import Names, is_synthetic
 from casemate.egress.peek import writable
@@ -75,9 +76,9 @@ class Gate:
         self.authority = authority
         self.names = Names()
         self.log = Log()
-        self.inbound = Inbound(self._ask_for_socket)
+        self.inbound = Inbound(self._ask_for_socket, self.tell)
         self._agent: AgentFilter | None = None
-        self._agents: dict[int, asyncio.Future[socket.socket]] = {}
+        self.agents = Handed(self._ask_for_agent, "the ssh agent cannot be reached")
         self._approved: set[str] = {*approved}
         self._look_at_own, self._own, self._own_since = own, own(), time.monotonic()
         self.decider = Decider(network, own=self._own, approved=self._approved)
@@ -88,7 +89,6 @@ class Gate:
         self._answers: Answers | None = None
         self._connections: dict[asyncio.Task[None], Connection | None] = {}
         self._questions = Questions(self._put_question)
-        self._requests = 0
 
     def begin(self, udp: int, tcp: list[int]) -> None:
         """Serve these descriptors, which are the gate's from now on."""
@@ -290,27 +290,11 @@ class Gate:
         self._agent = AgentFilter(listener, self._connect_agent, self.tell)
 
     async def _connect_agent(self) -> socket.socket:
-        self._requests += 1
-        number = self._requests
-        waiting: asyncio.Future[socket.socket] = self._loop.create_future()
-        self._agents[number] = waiting
-        try:
-            self._send({"event": "agent", "id": self.number, "request": number})
-            async with asyncio.timeout(_DIAL_SECONDS):
-                return await waiting
-        finally:
-            del self._agents[number]
+        return await self.agents.socket(_DIAL_SECONDS)
 
-    def agent_connected(self, request: int, descriptor: int) -> None:
-        """A connection to the agent, or -1."""
-        waiting = self._agents.get(request)
-        if waiting is None or waiting.done():
-            if descriptor >= 0:
-                socket.socket(fileno=descriptor).close()
-        elif descriptor < 0:
-            waiting.set_exception(ConnectionRefusedError(111, "the ssh agent cannot be reached"))
-        else:
-            waiting.set_result(socket.socket(fileno=descriptor))
+    def _ask_for_agent(self, request: int) -> None:
+        """Have a connection to the agent made, for ``agents``."""
+        self._send({"event": "agent", "id": self.number, "request": request})
 
     def _ask_for_socket(self, request: int) -> None:
         """Have a socket made inside the sandbox, for ``inbound``."""

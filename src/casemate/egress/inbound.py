@@ -11,6 +11,7 @@ import socket
 from contextlib import suppress
 
 from casemate.egress.acceptor import Acceptor
+from casemate.egress.handed import Handed
 from casemate.egress.relay import Relay
 
 TYPE_CHECKING = False
@@ -27,15 +28,16 @@ _PATIENCE, _PAUSE = 3.0, 0.05
 
 class Inbound:
     """The published ports of one sandbox. ``ask(number)`` has a socket made inside, for ``made(number, …)``.
+
+    ``tell`` takes an event's fields: one for each connection, when it has ended or could not be made.
     """
 
-    def __init__(self, ask: Callable[[int], None]) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[[int], None], tell: Callable[[dict[str, object]], None]) -> None:
+        self._sockets = Handed(ask, "no socket can be made inside")
+        self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[int, Acceptor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._requests: dict[int, asyncio.Future[socket.socket]] = {}
-        self._count = 0
 
     def publish(self, key: int, listener: socket.socket, inside: int) -> None:
         """Pass connections that come to a listener on the host to a port inside."""
@@ -58,21 +60,40 @@ class Inbound:
     def _accepted(self, endpoint: socket.socket, inside: int) -> None:
         if len(self._tasks) >= _AT_ONCE:
             endpoint.close()
+            self._refuse(inside, "too-many-connections")
             return
         task = self._loop.create_task(self._serve(endpoint, inside))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _refuse(self, inside: int, reason: str, detail: str = "") -> None:
+        told: dict[str, object] = {"kind": "inbound", "verdict": "deny", "host": "localhost", "port": inside}
+        self._tell(told | {"reason": reason, "detail": detail})
+
     async def _serve(self, outer: socket.socket, inside: int) -> None:
-        with outer, suppress(OSError, TimeoutError), await self._connected(inside) as inner:
-            await Relay(inner, outer).run()
+        with outer:
+            try:
+                inner = await self._connected(inside)
+            except (OSError, TimeoutError) as error:
+                self._refuse(inside, "unreachable", getattr(error, "strerror", None) or "it does not answer")
+                return
+            began, relay = self._loop.time(), Relay(inner, outer)
+            try:
+                with inner, suppress(OSError):
+                    await relay.run()
+            finally:
+                took = round((self._loop.time() - began) * 1000, 3)
+                self._tell({"kind": "inbound", "verdict": "allow", "host": "localhost", "port": inside,
+                            "protocol": "tcp", "rule": "publish", "sent": relay.up, "received": relay.down,
+                            "ms": took})  # fmt: skip
 
     async def _connected(self, port: int) -> socket.socket:
         """A connection to a port of the sandbox's loopback, of whichever family the server listens on."""
         end = self._loop.time() + _PATIENCE
         while True:
             for address in ("::ffff:127.0.0.1", "::1"):
-                endpoint = await self._socket()
+                endpoint = await self._sockets.socket(_SECONDS)
+                endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 try:
                     async with asyncio.timeout(_SECONDS):
                         await self._loop.sock_connect(endpoint, (address, port))
@@ -86,28 +107,6 @@ class Inbound:
                 raise ConnectionRefusedError(111, "nothing listens inside")
             await asyncio.sleep(_PAUSE)
 
-    async def _socket(self) -> socket.socket:
-        self._count += 1
-        number = self._count
-        waiting: asyncio.Future[socket.socket] = self._loop.create_future()
-        self._requests[number] = waiting
-        try:
-            self._ask(number)
-            async with asyncio.timeout(_SECONDS):
-                return await waiting
-        finally:
-            self._requests.pop(number, None)
-
     def made(self, request: int, descriptor: int) -> None:
         """The socket that was asked for, or -1."""
-        endpoint = socket.socket(fileno=descriptor) if descriptor >= 0 else None
-        waiting = self._requests.get(request)
-        if waiting is None or waiting.done():
-            if endpoint is not None:
-                endpoint.close()
-        elif endpoint is None:
-            waiting.set_exception(ConnectionRefusedError(111, "no socket could be made inside"))
-        else:
-            endpoint.setblocking(False)
-            endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            waiting.set_result(endpoint)
+        self._sockets.made(request, descriptor)

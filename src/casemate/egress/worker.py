@@ -195,7 +195,7 @@ class _Worker:
             gate.serve_agent(socket.socket(fileno=handles[0]))
             return True
         elif operation == "agent-connected":
-            gate.agent_connected(_whole(message["request"]), handles[0] if handles else -1)
+            gate.agents.made(_whole(message["request"]), handles[0] if handles else -1)
             return bool(handles)
         elif operation == "dialled":
             gate.inbound.made(_whole(message["request"]), handles[0] if handles else -1)

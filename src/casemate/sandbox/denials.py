@@ -94,7 +94,7 @@ def _refused(network: NetworkUse) -> list[Denial]:
     """
     found: dict[str, Denial] = {}
     for event in network.events:
-        if event.get("verdict") != "deny" or len(found) >= _MOST_HOSTS:
+        if event.get("verdict") != "deny" or event.get("kind") == "inbound" or len(found) >= _MOST_HOSTS:
             continue
         host, port = str(event.get("host") or event.get("detail") or "?"), event.get("port")
         what = f"{host}:{port}" if port else host

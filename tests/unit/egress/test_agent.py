@@ -288,18 +288,18 @@ def test_the_gate_asks_for_connections(lab: Lab, agent: tuple[Path, Path], tmp_p
                 until(lambda number=number: len(agents()) == number)  # type: ignore[misc]
                 request = agents()[-1]["request"]
                 if number == 2:
-                    lab.call(lambda r=request: served.gate.agent_connected(r, -1))  # type: ignore[misc]
+                    lab.call(lambda r=request: served.gate.agents.made(r, -1))  # type: ignore[misc]
                     assert gone(client) in ("end", "reset")
                     continue
                 endpoint = socket.socket(socket.AF_UNIX)
                 endpoint.connect(str(agent[0]))
                 given = endpoint.detach()
-                lab.call(lambda r=request, g=given: served.gate.agent_connected(r, g))  # type: ignore[misc]
+                lab.call(lambda r=request, g=given: served.gate.agents.made(r, g))  # type: ignore[misc]
                 client.sendall(message(11))
                 assert exactly(client, 5)[4:] == bytes([12])
-        until(lambda: not served.gate._agents)
+        until(lambda: not served.gate.agents.waiting)
         spare = socket.socket(socket.AF_UNIX).detach()
-        lab.call(lambda: served.gate.agent_connected(1, spare))
+        lab.call(lambda: served.gate.agents.made(1, spare))
         with pytest.raises(OSError, match=r"Bad file"):
             os.fstat(spare)
 

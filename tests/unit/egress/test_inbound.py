@@ -29,12 +29,13 @@ class Published:
     def __init__(self, lab: Lab, place: Inside, make: Callable[[int], int] | None = None) -> None:
         self.lab, self.place = lab, place
         self.asked: list[int] = []
+        self.told: list[dict[str, object]] = []
         self.make = make if make is not None else (lambda _: place.made())
         listener = lab.call(lambda: socket.create_server(("127.0.0.1", 0)))
         self.port: int = listener.getsockname()[1]
 
         def start() -> Inbound:
-            made = Inbound(self._ask)
+            made = Inbound(self._ask, self.told.append)
             made.publish(1, listener, 7000)
             return made
 
@@ -89,6 +90,12 @@ def test_a_server_inside(lab: Lab, address: str) -> None:
         client.sendall(b"x" * 300_000)
         client.shutdown(socket.SHUT_WR)
         assert all_of(client) == b"x" * 300_000
+        until(lambda: made.told)
+        (event,) = made.told
+        assert (event["kind"], event["verdict"], event["port"], event["rule"]) == (
+            "inbound", "allow", 7000, "publish",
+        )  # fmt: skip
+        assert (event["sent"], event["received"]) == (300_000, 300_000)
 
 
 def test_nobody_listens(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +104,9 @@ def test_nobody_listens(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     with published(lab) as made, made.connect() as client:
         assert gone(client) in ("end", "reset")
         until(lambda: made.tasks() == 0)
+        assert [(event["reason"], event["detail"]) for event in made.told] == [
+            ("unreachable", "nothing listens inside")
+        ]
 
 
 def test_a_server_that_is_just_starting(lab: Lab) -> None:
@@ -186,6 +196,7 @@ def test_many_at_once(lab: Lab) -> None:
         more = [made.connect() for _ in range(100)]
         ended = [client for client in more if not _answered(client)]
         assert len(ended) == 200 + 100 - inbound_module._AT_ONCE
+        assert [event["reason"] for event in made.told] == ["too-many-connections"] * len(ended)
         for client in (*clients, *more):
             client.close()
         until(lambda: made.tasks() == 0)
