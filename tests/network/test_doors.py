@@ -141,7 +141,7 @@ def test_the_worker_has_no_rights(lab: Lab, caller: Caller) -> None:
     caller.end(process)
     (status,) = found.values()
     assert {status[key].strip("0") for key in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {""}
-    assert status["NoNewPrivs"] == "1"
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert int(status["fds"]) <= 16, status["fds"]
     uids = {int(uid) for uid in status["Uid"].split()}
     assert len(uids) == 1

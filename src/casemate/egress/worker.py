@@ -1,14 +1,15 @@
 """The worker: the process that holds the gates. It parses everything hostile, so it has no rights at all.
 
 It is started clean (``python -I -S``), takes a uid that nobody else has where it can, gives up every
-capability, may write to no file and read only the system's and its own program's, has none of its caller's
-streams, and ends with its front end. It gets sockets that were made inside of sandboxes and a policy for
-each, and tells of every decision.
+capability, may write to no file and read only the system's and its own program's, can start no process and
+reach none, has none of its caller's streams, and ends with its front end. It gets sockets that were made
+inside of sandboxes and a policy for each, and tells of every decision.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import resource
@@ -21,7 +22,7 @@ import msgspec
 from casemate.egress.gate import Gate
 from casemate.egress.resolver import Resolver
 from casemate.policy.model import Network
-from casemate.sys import landlock, packets, process
+from casemate.sys import bpf, landlock, packets, process, syscalls
 from casemate.sys.addresses import own_addresses
 from casemate.sys.plain import is_list, is_object
 
@@ -32,6 +33,20 @@ FIRST_UID = 0x70010000
 _READABLE = (
     "/etc", "/usr", "/lib", "/lib64", "/bin", "/opt", "/run", "/proc/self", "/dev/null", "/dev/urandom",
 )  # fmt: skip
+
+
+# What it never calls: it starts no program and no process (threads only, for name resolution), touches no
+# other one, changes no identity and no mount, and has nothing to do with the kernel's larger subsystems.
+_NEVER = """
+execve execveat fork vfork ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_open
+pidfd_getfd pidfd_send_signal kill tkill rt_sigqueueinfo rt_tgsigqueueinfo memfd_create memfd_secret
+setns unshare mount umount2 pivot_root chroot move_mount open_tree open_tree_attr fsopen fsconfig fsmount
+fspick mount_setattr name_to_handle_at open_by_handle_at setuid setreuid setresuid setfsuid setgid setregid
+setresgid setfsgid setgroups capset personality seccomp bpf perf_event_open userfaultfd io_uring_setup
+io_uring_enter io_uring_register add_key request_key keyctl init_module finit_module delete_module
+kexec_load kexec_file_load reboot swapon swapoff quotactl shmget msgget semget mq_open
+"""
+_CLONE_THREAD = 0x10000
 
 
 def main(argv: list[str]) -> int:
@@ -66,6 +81,7 @@ def _give_up_rights() -> None:
     process.drop_capabilities()
     process.set_dumpable(False)
     process.no_new_privileges()
+    bpf.install(_filter())
     version = landlock.abi()
     if not version:
         return
@@ -81,6 +97,19 @@ def _give_up_rights() -> None:
         os.close(handle)
     rules.enforce()
     rules.close()
+
+
+def _filter() -> bytes:
+    """The system calls that are left. Raises ProtectionUnavailable on a machine without a table of them."""
+    machine = syscalls.native()
+    refused, absent, never = bpf.Errno(errno.EPERM), bpf.Errno(errno.ENOSYS), frozenset(_NEVER.split())
+    rules: dict[int, bpf.Rule] = {
+        number: refused if name in never else bpf.ALLOW for name, number in syscalls.TABLES[machine].items()
+    }
+    numbers, thread = syscalls.TABLES[machine], bpf.Arg(0, _CLONE_THREAD, bits=64, mask=_CLONE_THREAD)
+    rules[numbers["clone"]] = bpf.When(thread, bpf.ALLOW, refused)
+    rules[numbers["clone3"]] = absent  # its flags lie in memory; the C library takes clone then
+    return bpf.assemble(syscalls.AUDIT_ARCH[machine], rules, absent)
 
 
 _BAD_REQUEST = (ValueError, LookupError, TypeError, AssertionError, OSError, msgspec.ValidationError)

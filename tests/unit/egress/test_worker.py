@@ -48,7 +48,7 @@ def test_it_has_no_rights(worker: GateWorker) -> None:
 
 
 _TRY = """
-import json, os, socket, sys
+import json, os, socket, sys, threading
 from casemate.egress import worker
 if sys.argv[1] == "sealed":
     worker._give_up_rights()
@@ -56,8 +56,22 @@ def attempt(act):
     try:
         act()
         return True
-    except OSError:
+    except (OSError, RuntimeError):
         return False
+def start(kind):
+    pid = kind()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+def execute():
+    try:
+        os.execv("/no/such/program", ["x"])
+    except FileNotFoundError:
+        pass  # it was looked for
+def thread():
+    made = threading.Thread(target=socket.getaddrinfo, args=("localhost", 80))
+    made.start()
+    made.join()
 print(json.dumps({
     "write": attempt(lambda: open(sys.argv[2] + "/new", "w").close()),
     "read": attempt(lambda: open(sys.argv[2] + "/secret").close()),
@@ -67,6 +81,12 @@ print(json.dumps({
     "signal": attempt(lambda: os.kill(int(sys.argv[3]), 0)),
     "uid": attempt(lambda: os.setuid(0)),
     "raw": attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1).close()),
+    "fork": attempt(lambda: start(os.fork)),
+    "spawn": attempt(lambda: start(lambda: os.posix_spawn("/bin/true", ["true"], {}))),
+    "exec": attempt(execute),
+    "memory": attempt(lambda: os.close(os.memfd_create("x"))),
+    "handle": attempt(lambda: os.close(os.pidfd_open(int(sys.argv[3])))),
+    "thread": attempt(thread),
     "tcp": attempt(lambda: socket.socket().close()),
 }))
 """
@@ -86,7 +106,7 @@ def test_what_it_cannot_do(tmp_path: Path) -> None:
 
     assert set(run("free").values()) == {True}
     sealed = run("sealed")
-    assert {name for name, done in sealed.items() if done} == {"program", "names", "tcp"}
+    assert {name for name, done in sealed.items() if done} == {"program", "names", "thread", "tcp"}
 
 
 def test_a_terminals_signals_pass_it_by(worker: GateWorker, lab: Lab) -> None:
