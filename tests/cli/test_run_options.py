@@ -262,6 +262,9 @@ def test_full_access(caller: Caller, ws: Path) -> None:
     assert process.stdout.readline() == b"up\n"
     process.terminate()
     assert caller.end(process) == 143
+    for _ in range(10):  # by its first breath, when there is hardly a handler yet
+        ended = caller.sh(ws, "kill -TERM $PPID; exec sleep 60", flags=flags)
+        assert ended.code == 143, ended
 
 
 def test_network_word(caller: Caller, ws: Path) -> None:
