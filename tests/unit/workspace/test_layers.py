@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -14,15 +14,15 @@ import pytest
 from casemate.errors import PolicyError, WorkspaceError
 from casemate.workspace.layers import Store
 from casemate.workspace.records import HOME, START, Record, check_name
-from tests.unit.workspace.tops import DIED, WHO, acting_as
+from tests.unit.workspace.tops import DIED, WHO, acting_as, die_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-CHANGES = (
+CHANGES = ((os, (
     "mkdir", "rename", "unlink", "link", "mknod", "setxattr", "fchmod", "utime", "rmdir", "write", "fsync",
     "chmod", "open",
-)  # fmt: skip
+)),)  # fmt: skip
 
 
 @pytest.fixture(params=WHO)
@@ -70,24 +70,6 @@ def load(store: Store, name: str = "s") -> Record:
     return record
 
 
-def die_at(step: int) -> None:
-    """End this process before its change number ``step`` to the file system."""
-    done = 0
-
-    def counted(call: Any) -> Any:
-        def change(*args: Any, **how: Any) -> Any:
-            nonlocal done
-            done += 1
-            if done == step:
-                os._exit(DIED)
-            return call(*args, **how)
-
-        return change
-
-    for name in CHANGES:
-        setattr(os, name, counted(getattr(os, name)))
-
-
 def killed_at_every_point(act: Callable[[], object], check: Callable[[], None]) -> int:
     """Do ``act`` in a process that dies before its first change, its second, …; ``check`` after each."""
     step = 1
@@ -95,7 +77,7 @@ def killed_at_every_point(act: Callable[[], object], check: Callable[[], None]) 
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):
-                die_at(step)
+                die_at(step, CHANGES)
                 act()
                 os._exit(0)
             os._exit(1)

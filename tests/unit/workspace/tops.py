@@ -128,7 +128,15 @@ def outside(stage: Stage) -> list[tuple[object, ...]]:
     return sorted(found, key=repr)
 
 
-def die_at(step: int) -> None:
+#: What changes a workspace in an apply: names of functions, and where they are looked up.
+_OF_APPLY: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (os, ("mkdir", "unlink", "rmdir", "symlink", "fchmod", "utime", "chown", "chmod")),
+    (target, ("rename", "link_fd", "chmod_fd")),
+    (adopt, ("rename",)),
+)
+
+
+def die_at(step: int, changes: Sequence[tuple[Any, tuple[str, ...]]] = _OF_APPLY) -> None:
     """End this process before the given change to the file system (the first is 1)."""
     done = 0
 
@@ -142,11 +150,7 @@ def die_at(step: int) -> None:
 
         return change
 
-    for module, names in (
-        (os, ("mkdir", "unlink", "rmdir", "symlink", "fchmod", "utime", "chown", "chmod")),
-        (target, ("rename", "link_fd", "chmod_fd")),
-        (adopt, ("rename",)),
-    ):
+    for module, names in changes:
         for name in names:
             setattr(module, name, counted(getattr(module, name)))
 
