@@ -93,19 +93,15 @@ def test_a_port_that_is_taken(caller: Caller, ws: Path, how: str, service: Servi
     assert not (ws / "ran").exists()
 
 
-def test_forward(caller: Caller, ws: Path, how: str) -> None:
-    """`casemate forward` leads a port into a command that runs already, and ends with it."""
-    process = caller.start("run", "--", PYTHON, "-c", _SERVER, "7000", cwd=ws)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
-    port = free()
+def forward(caller: Caller, ws: Path, port: int, inside: int) -> subprocess.Popen[bytes]:
+    """A forward to a command that was started just now."""
     forwarding: list[subprocess.Popen[bytes]] = []
 
     def begun() -> bool:
-        made = caller.start("forward", f"{port}:7000", cwd=ws)
+        made = caller.start("forward", f"{port}:{inside}", cwd=ws)
         assert made.stderr is not None
         line = made.stderr.readline()
-        if b"leads to port 7000 inside" in line:
+        if b"leads to port %d inside" % inside in line:
             forwarding.append(made)
             return True
         assert b"can be spoken to" in line  # it has to run for a moment first
@@ -113,6 +109,16 @@ def test_forward(caller: Caller, ws: Path, how: str) -> None:
         return False
 
     until(begun, 10, "a forward")
+    return forwarding[0]
+
+
+def test_forward(caller: Caller, ws: Path, how: str) -> None:
+    """`casemate forward` leads a port into a command that runs already, and ends with it."""
+    process = caller.start("run", "--", PYTHON, "-c", _SERVER, "7000", cwd=ws)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    port = free()
+    forwarding = forward(caller, ws, port, 7000)
     assert ask(port, b"one") == b"inside: one"
     threads = [threading.Thread(target=ask, args=(port, b"x")) for _ in range(20)]
     for thread in threads:
@@ -121,10 +127,25 @@ def test_forward(caller: Caller, ws: Path, how: str) -> None:
         thread.join(20)
     assert ask(port, b"end") == b"inside: end"
     assert process.wait(20) == 0
-    assert caller.end(forwarding[0]) == 0
-    assert forwarding[0].stderr.read() == b""  # type: ignore[union-attr]
+    assert forwarding.communicate(timeout=20)[1] == b""
+    assert forwarding.returncode == 0
     with pytest.raises(ConnectionRefusedError):
         ask(port, b"gone")
+
+
+@pytest.mark.slow
+def test_forward_to_a_port_without_a_server(caller: Caller, ws: Path) -> None:
+    """A connection that nobody inside takes ends, and is told."""
+    process = caller.start("run", "--", "/bin/sh", "-c", "echo up; read line", cwd=ws)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    port = free()
+    forwarding = forward(caller, ws, port, 7001)
+    with contextlib.suppress(ConnectionResetError):
+        assert ask(port, b"one") == b""
+    process.communicate(b"\n", 20)
+    told = forwarding.communicate(timeout=20)[1]
+    assert told == b"casemate: a connection to port 7001 inside failed: nothing listens inside\n"
 
 
 def test_forward_to_nothing(caller: Caller, ws: Path) -> None:
