@@ -100,6 +100,7 @@ class Answers:
             why = "casemate: this sandbox has asked for too many names"
             return dns.negative(query, dns.SERVFAIL, explain=why)
         if decision.verdict == "allow":
+            self._gate.tell({"kind": "dns", "verdict": "allow", "host": query.name, "rule": decision.rule})
             self._gate.expect(query.name)
         return dns.reply(query, addresses, _TTL)
 

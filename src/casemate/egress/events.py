@@ -10,7 +10,7 @@ import msgspec
 
 __all__ = ["MOST_KINDS", "Event", "Log"]
 
-#: Different refusals (by kind, host, port and reason) that are told one by one.
+#: Different refusals (by kind, host, port and reason), and different allowed names, that are told one by one.
 MOST_KINDS = 1000
 #: Connections of one sandbox that are told one by one.
 _MOST_ALLOWED = 20_000
@@ -19,11 +19,12 @@ _MOST_ALLOWED = 20_000
 class Event(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
     """One decision of the gate.
 
-    ``kind`` is ``connect``, ``dns``, ``request`` (inside of HTTP), ``credential`` or ``inbound`` (from the
-    host to the published ``port`` inside); ``verdict`` is ``allow`` or ``deny``. ``host`` is what was asked
-    for, a name or an address; ``address`` what was dialled. ``rule`` is the policy's entry that decided,
-    ``reason`` a stable word, ``allow`` the policy line that would permit it. ``sent`` and ``received`` are
-    bytes as the sandbox sees it, ``ms`` how long the connection stood.
+    ``kind`` is ``connect``, ``dns`` (an allowed name: that it was asked for outside), ``request`` (inside
+    of HTTP), ``credential``, ``ssh-agent`` or ``inbound`` (from the host to the published ``port`` inside);
+    ``verdict`` is ``allow`` or ``deny``. ``host`` is what was asked for, a name or an address; ``address``
+    what was dialled. ``rule`` is the policy's entry that decided, ``reason`` a stable word, ``allow`` the
+    policy line that would permit it. ``sent`` and ``received`` are bytes as the sandbox sees it, ``ms`` how
+    long the connection stood.
     """
 
     kind: str
@@ -48,9 +49,18 @@ class Log:
     def __init__(self) -> None:
         self.allowed = self.refused = self.sent = self.received = self.untold = 0
         self._kinds: set[tuple[str, str, int, str]] = set()
+        self._names: set[str] = set()
 
     def wants(self, event: Event) -> bool:
-        """Whether a record is to be told: every connection that was made, each kind of refusal once."""
+        """Whether a record is to be told: every connection that was made, each kind of refusal once, and each
+        allowed name once.
+        """
+        if event.verdict == "allow" and event.kind == "dns":
+            known = event.host in self._names
+            told = not known and len(self._names) < MOST_KINDS
+            self._names.add(event.host) if told else None
+            self.untold += not told and not known
+            return told
         if event.verdict == "allow":
             self.allowed += 1
             self.sent += event.sent

@@ -47,6 +47,7 @@ MOST_CONNECTIONS = 1024
 _DIAL_SECONDS = 20.0
 _NEXT_ADDRESS_SECONDS = 4.0
 _OWN_SECONDS = 5.0
+_MOST_TEXT = 500
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -114,6 +115,7 @@ class Gate:
         """Wait until every connection has been let go after ``close``."""
         if self._connections:
             await asyncio.wait([*self._connections])
+        await self.inbound.ended()
 
     # -- connections -----------------------------------------------------------------------------------
 
@@ -275,8 +277,11 @@ class Gate:
 
     def tell(self, fields: dict[str, object]) -> None:
         """Tell of a decision."""
-        known = {"verdict": "deny", "time-ns": time.time_ns()}
-        self.tell_event(msgspec.convert(known | {k.replace("_", "-"): v for k, v in fields.items()}, Event))
+        known: dict[str, object] = {"verdict": "deny", "time-ns": time.time_ns()}
+        for name, value in fields.items():
+            # Much of it is the sandbox's own words, of any length.
+            known[name.replace("_", "-")] = value[:_MOST_TEXT] if isinstance(value, str) else value
+        self.tell_event(msgspec.convert(known, Event))
 
     def tell_event(self, event: Event) -> None:
         """Tell of a decision, unless there are too many to be of use."""

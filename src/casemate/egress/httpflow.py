@@ -163,7 +163,7 @@ class _Flow:
         if request is None:
             return False
         began = time.monotonic()
-        what = f"{request.method.decode('ascii')} {_shown(request.target)}"
+        what = f"{_cut(request.method.decode('ascii'))} {_shown(request.target)}"
         try:
             rule, status, more = await self._serve(request)
         except Refused as refused:
@@ -238,7 +238,7 @@ class _Flow:
         path = "/" if head.target == b"*" else head.target.decode("latin-1")
         decision = self._target.decider.request(self._target.name, head.method, path)
         if decision.verdict != "allow":
-            what = f"{head.method} {_shown(head.target)}"
+            what = f"{_cut(head.method)} {_shown(head.target)}"
             raise Refused(
                 decision.reason,
                 f"{what} is not among the requests that {self._target.name} may get",
@@ -340,7 +340,10 @@ class _Flow:
 
 def _shown(target: bytes) -> str:
     """A target as an event and an answer show it: without its query, which may hold anything."""
-    text = target.partition(b"?")[0].decode("latin-1")
+    return _cut(target.partition(b"?")[0].decode("latin-1"))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 

@@ -57,6 +57,11 @@ class Inbound:
         for task in [*self._tasks]:
             task.cancel()
 
+    async def ended(self) -> None:
+        """Wait until every connection has been let go, and told, after ``close``."""
+        if self._tasks:
+            await asyncio.wait([*self._tasks])
+
     def _accepted(self, endpoint: socket.socket, inside: int) -> None:
         if len(self._tasks) >= _AT_ONCE:
             endpoint.close()
@@ -74,6 +79,9 @@ class Inbound:
         with outer:
             try:
                 inner = await self._connected(inside)
+            except asyncio.CancelledError:
+                self._refuse(inside, "unreachable", "the command has ended")
+                raise
             except (OSError, TimeoutError) as error:
                 self._refuse(inside, "unreachable", getattr(error, "strerror", None) or "it does not answer")
                 return

@@ -43,7 +43,10 @@ async def intercept(
     """
     if hello_name not in (None, "", target.name):
         raise Refused("sni-differs", f"a connection to {target.name} asks for {hello_name} inside of TLS")
-    context = authority.context_for(target.name)
+    try:
+        context = authority.context_for(target.name)
+    except OSError as error:
+        raise Refused("gate-error", f"no certificate could be made: {error.strerror}") from error
     stream = TlsStream(sock, context, server=True)
     try:
         async with asyncio.timeout(limits.handshake):

@@ -36,10 +36,15 @@ _READABLE = (
 
 
 # What it never calls: it starts no program and no process (threads only, for name resolution), touches no
-# other one, changes no identity and no mount, and has nothing to do with the kernel's larger subsystems.
+# other one, changes no file, no identity and no mount, and has nothing to do with the kernel's larger
+# subsystems. (Landlock does not speak of modes, owners, times and attributes.)
 _NEVER = """
 execve execveat fork vfork ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_open
-pidfd_getfd pidfd_send_signal kill tkill rt_sigqueueinfo rt_tgsigqueueinfo memfd_create memfd_secret
+pidfd_getfd pidfd_send_signal kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo memfd_secret
+setpriority ioprio_set sched_setaffinity sched_setattr sched_setparam sched_setscheduler setpgid
+creat mkdir mkdirat mknod mknodat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink
+symlinkat truncate chmod fchmodat fchmodat2 chown lchown fchownat utime utimes futimesat utimensat
+setxattr lsetxattr setxattrat removexattr lremovexattr removexattrat fchmod fchown fsetxattr fremovexattr
 setns unshare mount umount2 pivot_root chroot move_mount open_tree open_tree_attr fsopen fsconfig fsmount
 fspick mount_setattr name_to_handle_at open_by_handle_at setuid setreuid setresuid setfsuid setgid setregid
 setresgid setfsgid setgroups capset personality seccomp bpf perf_event_open userfaultfd io_uring_setup
@@ -47,6 +52,11 @@ io_uring_enter io_uring_register add_key request_key keyctl init_module finit_mo
 kexec_load kexec_file_load reboot swapon swapoff quotactl shmget msgget semget mq_open
 """
 _CLONE_THREAD = 0x10000
+# fcntl's F_SETOWN, F_SETSIG, F_SETOWN_EX; ioctl's FIOSETOWN, SIOCSPGRP: a signal for somebody else.
+_FCNTL_OWNER, _IOCTL_OWNER = (8, 10, 15), (0x8901, 0x8902)
+# AF_UNIX and AF_NETLINK are what resolving names takes.
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
 
 def main(argv: list[str]) -> int:
@@ -109,6 +119,10 @@ def _filter() -> bytes:
     numbers, thread = syscalls.TABLES[machine], bpf.Arg(0, _CLONE_THREAD, bits=64, mask=_CLONE_THREAD)
     rules[numbers["clone"]] = bpf.When(thread, bpf.ALLOW, refused)
     rules[numbers["clone3"]] = absent  # its flags lie in memory; the C library takes clone then
+    rules[numbers["prlimit64"]] = bpf.When(bpf.Arg(0, 0), bpf.ALLOW, refused)  # its own
+    rules[numbers["socket"]] = bpf.When(bpf.Arg(0, *_FAMILIES), bpf.ALLOW, bpf.Errno(errno.EAFNOSUPPORT))
+    rules[numbers["fcntl"]] = bpf.When(bpf.Arg(1, *_FCNTL_OWNER), refused, bpf.ALLOW)
+    rules[numbers["ioctl"]] = bpf.When(bpf.Arg(1, *_IOCTL_OWNER), refused, bpf.ALLOW)
     return bpf.assemble(syscalls.AUDIT_ARCH[machine], rules, absent)
 
 
@@ -165,9 +179,11 @@ class _Worker:
             except BlockingIOError:
                 self._loop.add_writer(self._endpoint, self._flush)
                 return
-            except OSError:
-                self._done.set()
-                return
+            except OSError as error:
+                if error.errno in _GONE:
+                    self._done.set()
+                    return
+                # One message is lost for want of memory or descriptors, not every sandbox's gate.
             self._outgoing.popleft()
         self._loop.remove_writer(self._endpoint)
 

@@ -69,8 +69,10 @@ def test_an_allowed_name(lab: Lab) -> None:
         assert ask(served, ALLOWED.upper() + ".").addresses() == ["198.18.1.0"]
         refused = ask(served, OTHER)
         assert (refused.code, refused.records) == (NXDOMAIN, [])
-        event = served.told(kind="dns")
+        event = served.told(kind="dns", verdict="deny")
         assert (event["host"], event["reason"]) == (OTHER, "not-listed")
+        told = [event for event in served.events if event["kind"] == "dns" and event["verdict"] == "allow"]
+        assert [(event["host"], event["rule"]) for event in told] == [(ALLOWED, ALLOWED)]  # once
         assert event["allow"] == f'network.allow = ["{OTHER}"]'
 
 

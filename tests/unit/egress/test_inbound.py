@@ -109,6 +109,18 @@ def test_nobody_listens(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         ]
 
 
+def test_the_end_is_told(lab: Lab) -> None:
+    """A connection that stands when all ends is an event, and so is one that has not come about."""
+    with published(lab) as made, made.connect() as waiting:
+        assert waiting
+        until(made.tasks)
+        lab.call(made.inbound.close)
+        until(lambda: made.tasks() == 0)
+        assert [(event["reason"], event["detail"]) for event in made.told] == [
+            ("unreachable", "the command has ended")
+        ]
+
+
 def test_a_server_that_is_just_starting(lab: Lab) -> None:
     """Who comes first waits for the server."""
     with published(lab) as made, made.connect() as client:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -48,7 +49,7 @@ def test_it_has_no_rights(worker: GateWorker) -> None:
 
 
 _TRY = """
-import json, os, socket, sys, threading
+import fcntl, json, os, resource, socket, sys, threading
 from casemate.egress import worker
 if sys.argv[1] == "sealed":
     worker._give_up_rights()
@@ -84,7 +85,12 @@ print(json.dumps({
     "fork": attempt(lambda: start(os.fork)),
     "spawn": attempt(lambda: start(lambda: os.posix_spawn("/bin/true", ["true"], {}))),
     "exec": attempt(execute),
-    "memory": attempt(lambda: os.close(os.memfd_create("x"))),
+    "memory": attempt(lambda: os.close(os.memfd_create("x"))),  # certificates, long messages
+    "mode": attempt(lambda: os.chmod(sys.argv[2] + "/secret", 0o644)),
+    "limit": attempt(lambda: resource.prlimit(int(sys.argv[3]), resource.RLIMIT_CORE)),
+    "priority": attempt(lambda: os.setpriority(os.PRIO_PROCESS, int(sys.argv[3]), 0)),
+    "owner": attempt(lambda: fcntl.fcntl(socket.socket(), fcntl.F_SETOWN, int(sys.argv[3]))),
+    "packet": attempt(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM).close()),
     "handle": attempt(lambda: os.close(os.pidfd_open(int(sys.argv[3])))),
     "thread": attempt(thread),
     "tcp": attempt(lambda: socket.socket().close()),
@@ -106,7 +112,7 @@ def test_what_it_cannot_do(tmp_path: Path) -> None:
 
     assert set(run("free").values()) == {True}
     sealed = run("sealed")
-    assert {name for name, done in sealed.items() if done} == {"program", "names", "thread", "tcp"}
+    assert {name for name, done in sealed.items() if done} == {"program", "names", "memory", "thread", "tcp"}
 
 
 def test_a_terminals_signals_pass_it_by(worker: GateWorker, lab: Lab) -> None:
@@ -146,10 +152,31 @@ def test_one_sandbox(worker: GateWorker, lab: Lab) -> None:
             assert gone(client) == "reset"
         use = made.share.finish()
         assert (use.capture, use.allowed, use.refused, use.sent, use.received) == ("sk_lookup", 1, 1, 6, 6)
-        assert sorted(event["verdict"] for event in use.events) == ["allow", "deny"]
+        assert sorted((event["verdict"], event["kind"]) for event in use.events) == [
+            ("allow", "connect"), ("allow", "dns"), ("deny", "connect"),
+        ]  # fmt: skip
         assert not use.lost
         with pytest.raises(ConnectionRefusedError):
             made.connect()
+
+
+def test_what_is_looked_into(worker: GateWorker, lab: Lab) -> None:
+    """With its filter and without any file it makes certificates that clients believe, and bears words of any
+    length, which come shortened to whoever reads of them.
+    """
+    credential = Credential(name="T", hosts=(ALLOWED,), source="env:T", as_="bearer", add=False)
+    how = {"credentials": (credential,), "secrets": {"T": "a-secret-that-nobody-sees"}}
+    with lab.server(echo, 443), sandbox(worker, ALLOWED, **how) as made:
+        assert worker.wait(lambda: made.share.ready)
+        context = ssl.create_default_context(cadata=made.share._certificate)
+        with made.connect(443) as plain, context.wrap_socket(plain, server_hostname=ALLOWED) as client:
+            client.sendall(b"A" * 66_000 + b" / HTTP/1.1\r\nHost: other.example\r\n\r\n")
+            assert b" 403 " in client.recv(100)
+        use = made.share.finish()
+        assert not use.lost
+        (event,) = [event for event in use.events if event["kind"] == "request"]
+        assert event["detail"].startswith("AAA")
+        assert all(len(str(value)) <= 500 for event in use.events for value in event.values())
 
 
 def test_sandboxes_do_not_meet(worker: GateWorker, lab: Lab) -> None:
@@ -187,7 +214,7 @@ def test_a_reviewer_nobody_named(worker: GateWorker, lab: Lab) -> None:
     """Without a reviewer every question is a no."""
     with lab.server(echo, 9000), sandbox(worker, ALLOWED, ask=True) as made, made.connect(9000) as client:
         client.sendall(b"hello\n")
-        assert worker.wait(lambda: bool(made.share._events))
+        assert worker.wait(lambda: any(event["verdict"] == "deny" for event in made.share._events))
         assert gone(client) == "reset"
 
 
@@ -220,7 +247,7 @@ def test_a_front_end_that_does_not_listen(worker: GateWorker, lab: Lab) -> None:
         assert made.say(client) == b"hello\n"
         use = made.share.finish()
         assert use.refused == count
-        assert len([event for event in use.events if event["kind"] == "dns"]) == count
+        assert len([event for event in use.events if event["verdict"] == "deny"]) == count
 
 
 # -- what it costs -------------------------------------------------------------------------------------
