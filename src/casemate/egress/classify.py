@@ -22,6 +22,9 @@ _METHODS = frozenset(
         b"PROPFIND", b"REPORT", b"MKCOL", b"COPY", b"MOVE", b"LOCK", b"UNLOCK", b"SEARCH", b"PURGE", b"LINK",
     )
 )  # fmt: skip
+# What a proxy says of its client before the client's own words (haproxy's PROXY protocol). Its first version
+# begins like a request, and a server that takes either finds the request behind it: refused as one.
+_PROXY_1, _PROXY_2 = b"PROXY", b"\r\n\r\n\0\r\nQUIT\n"
 _TOKEN = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _BLANK = frozenset(b" \t\v\f")
 _SKIPPED = b"\r\n \t\v\f"
@@ -38,6 +41,8 @@ def classify(data: bytes, *, server_spoke: bool = False) -> str:
     """
     if clienthello.looks_like_tls(data):
         return TLS
+    if _PROXY_2.startswith(data[: len(_PROXY_2)]) and data:
+        return HTTP if len(data) >= len(_PROXY_2) else UNDECIDED
     start = data.lstrip(_SKIPPED)
     if not start:
         return UNDECIDED if len(data) <= _MOST else HTTP
@@ -49,7 +54,7 @@ def classify(data: bytes, *, server_spoke: bool = False) -> str:
         return UNDECIDED if length <= _MOST else HTTP
     if start[length] not in _BLANK:
         return OTHER
-    if start[:length].upper() in _METHODS and not server_spoke:
+    if start[:length] == _PROXY_1 or (start[:length].upper() in _METHODS and not server_spoke):
         return HTTP
     line, newline, _ = start.partition(b"\n")
     if b"HTTP/" in line.upper():

@@ -136,11 +136,11 @@ class Connection:
                     early = asyncio.get_running_loop().create_task(self._dial())
                 data = await self._first_words(early, must_speak=self.port in (80, 443) or not same)
             self.protocol, data = await self._what(data)
-            # By the policy of this moment: it may have changed while the client was waited for.
-            intercepted = self.decider.intercept(self.host, self.port)
             decision = await self._permitted()
             if early is not None:
                 self._upstream, early = await early, None
+            # By the policy of this moment: it may have changed while the client, or a person, was waited for.
+            intercepted = self.decider.intercept(self.host, self.port)
             await self._pass_on(decision, data, intercepted=intercepted)
         finally:
             if early is not None:
@@ -193,6 +193,8 @@ class Connection:
         What a reviewer approved needs no rule; what is denied stays denied.
         """
         decision = self.decider.connect(self.host, self.port, self.protocol if self.settled else "")
+        if (there := self._judged_address()) is not None:
+            return there
         if decision.verdict == "allow" or (decision.reason == "not-listed" and self.approved):
             if self.protocol != "https" or self.tls or not self.settled:
                 return None
@@ -200,6 +202,13 @@ class Connection:
             opaque = self.decider.connect(self.host, self.port, "tcp")
             return opaque if opaque.reason == "requests" else None
         return decision if self.settled or decision.verdict == "deny" else None
+
+    def _judged_address(self) -> Decision | None:
+        """What the policy as it stands now has against the address that was dialled."""
+        if not self.address or self.gate.network.parent_proxy is not None:
+            return None
+        decision = self.decider.address(self.host, self.address, self.port)
+        return None if decision.verdict == "allow" else decision
 
     async def _permitted(self) -> Decision:
         """The decision, if need be the reviewer's. Raises Refused."""
@@ -333,6 +342,14 @@ class Connection:
 
     async def _dial(self) -> socket.socket:
         made, self.address = await self.gate.dial(self.host, self.port)
+        if (decision := self._judged_address()) is not None:  # changed while it was connected to
+            made.close()
+            raise Refused(
+                decision.reason,
+                f"{self.host} is at {self.address}, which the sandbox may not reach",
+                rule=decision.rule,
+                allow=decision.allow_line,
+            )
         return made
 
     def abort(self) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import select
 import socket
+import termios
+
+from casemate.egress.errors import Refused
 
 __all__ = ["look", "peek", "readable", "stopped", "writable"]
 
@@ -49,7 +54,8 @@ def look(endpoint: socket.socket) -> bytes | None:
 
 
 async def peek(endpoint: socket.socket, least: int = 1) -> bytes:
-    """What has arrived, at least ``least`` bytes; fewer if the client sends no more. Raises OSError.
+    """What has arrived, at least ``least`` bytes; fewer if the client sends no more. Raises OSError, and
+    Refused where what comes cannot be looked at.
 
     ``SO_RCVLOWAT`` keeps the socket from reading as ready until there is that much: a client that sends one
     byte at a time costs one wake-up for each look that is worth it.
@@ -59,7 +65,10 @@ async def peek(endpoint: socket.socket, least: int = 1) -> bytes:
     try:
         while True:
             data = look(endpoint)
-            if data is not None and (len(data) >= least or not data or len(data) == before):
+            if data is not None and (len(data) >= least or not data):
+                return data
+            if data is not None and len(data) == before:
+                _check_end(endpoint, before)
                 return data
             before = -1 if data is None else len(data)
             if least > 1:
@@ -68,6 +77,21 @@ async def peek(endpoint: socket.socket, least: int = 1) -> bytes:
     finally:
         if least > 1:
             endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+def _check_end(endpoint: socket.socket, size: int) -> None:
+    """That a stream whose first ``size`` bytes were seen ends there. Raises Refused.
+
+    Looking stops at urgent data (MSG_OOB), and so do FIONREAD and the end of the stream behind it; a server
+    that takes the stream as it comes reads on.
+    """
+    poll = select.poll()
+    poll.register(endpoint, select.POLLPRI | select.POLLRDHUP)
+    events = poll.poll(0)
+    state = events[0][1] if events else 0
+    waiting = int.from_bytes(fcntl.ioctl(endpoint, termios.FIONREAD, b"\0" * 4), "little")
+    if state & select.POLLPRI or not state & (select.POLLRDHUP | select.POLLHUP) or waiting != size:
+        raise Refused("urgent-data", "urgent data is sent where the host that is meant has to be said first")
 
 
 async def stopped(task: asyncio.Task[object]) -> None:

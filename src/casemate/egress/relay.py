@@ -9,6 +9,7 @@ more is read for it meanwhile.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
 from contextlib import suppress
@@ -26,6 +27,7 @@ __all__ = ["Relay"]
 
 _SIZE, _BEGIN, _LEAST = 512 << 10, 64 << 10, 16 << 10
 _TURNS = 4  # buffers of one connection in a row, when they come full
+_SIOCATMARK = 0x8905
 _RESET = struct.pack("ii", 1, 0)
 _buffer = memoryview(bytearray(_SIZE))
 
@@ -87,6 +89,10 @@ class Relay:
             with suppress(OSError):
                 endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._done.set_result(None)
+
+
+def _at_urgent_data(endpoint: int) -> bool:
+    return any(fcntl.ioctl(endpoint, _SIOCATMARK, b"\0" * 4))
 
 
 async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
@@ -159,7 +165,12 @@ class _Way:
         """
         try:
             for _ in range(_TURNS):
-                size = pipe.fill(self._input)
+                try:
+                    size = pipe.fill(self._input)
+                except BlockingIOError:
+                    if _at_urgent_data(self._input):  # splice stops there for good; reading passes over it
+                        self._most = _BEGIN
+                    raise
                 if not size:
                     self._finish()
                     return

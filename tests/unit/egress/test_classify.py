@@ -23,6 +23,10 @@ from casemate.egress.classify import HTTP, OTHER, TLS, UNDECIDED, classify
          OTHER),
         (b"a" * 40, UNDECIDED), (b"FROB /\x01", UNDECIDED), (b"FROB /\x01 HTTP/1.1\r\n", HTTP),
         (b"F" * 40 + b" / HTTP/1.1\r\n", HTTP), (b"FR(OB / HTTP/1.1\r\n", HTTP),
+        # A proxy's word on its client, with a request behind it.
+        (b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\nGET / HTTP/1.1\r\n", HTTP), (b"PROXY", UNDECIDED),
+        (b"\r\n\r\n\0\r\nQUIT\n\x21\x11", HTTP), (b"\r\n\r\n\0\r\nQU", UNDECIDED),
+        (b"\r\n\r\n\0\r\nquit\n", OTHER),
         # What does not come to an end is refused as a request that has none.
         (b"FROB " + b"x" * 9000, HTTP), (b"a" * 9000, HTTP), (b"\r\n" * 4200, HTTP),
     ],

@@ -10,7 +10,7 @@ import pytest
 from casemate.policy.model import RequestRule
 from tests.cli.harness import until
 from tests.unit.egress import wire
-from tests.unit.egress.gatelab import ALLOWED, ALSO, OTHER, all_of, echo, exactly, gone
+from tests.unit.egress.gatelab import ALLOWED, ALSO, GUARDED, OTHER, all_of, echo, exactly, gone
 from tests.unit.egress.test_gate import ANSWER, HELLO, say, web
 
 if TYPE_CHECKING:
@@ -51,6 +51,28 @@ def test_what_is_revoked_is_cut(lab: Lab) -> None:
             with served.connect(ALLOWED, 9000) as again:
                 assert gone(again) == "reset"
         assert len(server.connections) == 2
+
+
+def test_an_address_that_is_revoked_is_cut(lab: Lab) -> None:
+    """So is a connection by the address that it has, whichever way it is not allowed any more; another goes
+    on. Control: as long as a rule names the address.
+    """
+    allow = (f"{GUARDED}:9000", "10.1.2.0/24:9000", f"{ALSO}:9000")
+    with lab.server(echo, 9000), lab.gate(*allow) as served, served.connect(ALSO, 9000) as kept:
+        with served.connect(GUARDED, 9000) as client:
+            assert say(client) == b"hello\n"
+            served.update(*allow, deny=("evil.example",))
+            assert say(client) == b"hello\n"
+            served.update(f"{GUARDED}:9000", f"{ALSO}:9000")
+            assert gone(client) in ("end", "reset")
+        with served.connect(GUARDED, 9000) as again:
+            assert gone(again) == "reset"
+        served.update(*allow)
+        with served.connect(GUARDED, 9000) as client:
+            assert say(client) == b"hello\n"
+            served.update(*allow, deny=("10.1.2.3",))
+            assert gone(client) in ("end", "reset")
+        assert say(kept) == b"hello\n"
 
 
 def test_denying_cuts_too(lab: Lab) -> None:
@@ -123,6 +145,28 @@ def test_the_policy_at_the_first_word_counts(lab: Lab) -> None:
             served.update(ALSO)
             assert gone(client) in ("end", "reset")
         assert all(gone(connection) for connection in server.connections)
+
+
+def test_rules_about_requests_that_come_with_the_answer(lab: Lab) -> None:
+    """A rule that comes while a person is asked about a connection holds for it: it is looked into, and not
+    relayed as it is. Control: without the rule it is.
+    """
+    hello = wire.hello(wire.sni(ALLOWED))
+    rule = RequestRule(host=ALLOWED, allow=("GET /",), layer="user")
+    with lab.server(echo, 443) as server, lab.gate(ask=True) as served:
+        for number, requests in enumerate(((), (rule,)), 1):
+            served.update(ask=True)
+            with served.connect(ALLOWED, 443) as client:
+                client.sendall(hello)
+                asked(served, number)
+                served.update(ask=True, requests=requests)
+                answer(served, ALLOWED, 443)
+                if requests:
+                    assert all_of(client) == bytes((21, 3, 3, 0, 2, 2, 49))  # no authority was made for it
+                else:
+                    assert exactly(client, len(hello)) == hello
+        assert served.told(verdict="deny")["reason"] == "no-authority"
+        assert len(server.connections) == 1
 
 
 def test_rules_about_requests_that_come_later(lab: Lab) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -121,6 +122,29 @@ def test_protocols_of_rules(lab: Lab, rule: str, data: bytes, reached: bool) -> 
             assert gone(client) in ("end", "reset")
             assert served.reasons() == ["not-listed"]
             assert seen == []
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_a_request_behind_urgent_data(lab: Lab, end: bool) -> None:
+    """It is not taken for the end of what a client says: the request behind it would reach another host.
+    Control: the same words without it, to the host that is meant.
+    """
+    seen: list[bytes] = []
+    request = "GET / HTTP/1.1\r\nHost: {}:8080\r\n\r\n"
+    serve = lab.server(lambda taken: seen.append(taken.recv(65536)), 8080)
+    with serve, lab.gate(f"{ALLOWED}:8080") as served:
+        with served.connect(ALLOWED, 8080) as client:
+            client.sendall(b"GE")
+            client.send(b"!", socket.MSG_OOB)
+            with suppress(OSError):  # it may be refused by now
+                client.sendall(request.format(OTHER).encode()[2:])
+                client.shutdown(socket.SHUT_WR) if end else None
+            gone(client)
+        assert served.told(verdict="deny")["reason"] == "urgent-data"
+        with served.connect(ALLOWED, 8080) as client:
+            client.sendall(request.format(ALLOWED).encode())
+            until(lambda: ALLOWED.encode() in b"".join(seen))
+        assert OTHER.encode() not in b"".join(seen)
 
 
 def test_port_80_is_for_http(lab: Lab) -> None:

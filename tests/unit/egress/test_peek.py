@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from casemate.egress.errors import Refused
 from casemate.egress.peek import peek, readable, stopped
 from tests.unit.egress.gatelab import when
 from tests.unit.egress.test_relay import tcp_pair
@@ -162,3 +163,25 @@ def test_stopping_drops_what_a_task_raised() -> None:
         assert faults == []
 
     with_a_pair(test)
+
+
+def test_urgent_data() -> None:
+    """Looking stops at urgent data, which is no end, with or without one behind it. Control: an end."""
+
+    async def urgent(client: socket.socket, end: socket.socket) -> None:
+        client.send(b"GE")
+        client.send(b"!", socket.MSG_OOB)
+        client.send(b"T / HTTP/1.1")
+        with pytest.raises(Refused, match="urgent"):
+            await peek(end, 5)
+        client.shutdown(socket.SHUT_WR)
+        with pytest.raises(Refused, match="urgent"):
+            await peek(end, 5)
+
+    async def ended(client: socket.socket, end: socket.socket) -> None:
+        client.send(b"GE")
+        client.shutdown(socket.SHUT_WR)
+        assert await peek(end, 5) == b"GE"
+
+    with_a_pair(urgent)
+    with_a_pair(ended)

@@ -351,6 +351,32 @@ def test_what_was_on_its_way_reaches_nobody_else() -> None:
     on_a_line(test)
 
 
+def test_urgent_data() -> None:
+    """It stops the kernel's own way of passing data on, and nothing else: all comes through but its byte."""
+
+    async def test(line: Line, tasks: asyncio.TaskGroup) -> None:
+        running = tasks.create_task(line.run())
+        piece, found = os.urandom(4 << 20), 0
+
+        async def send() -> None:
+            for _ in range(5):
+                await line.send(line.client, piece)
+                line.client.send(b"!", socket.MSG_OOB)
+            await line.send(line.client, piece)
+
+        tasks.create_task(send())
+        while found < 6 * len(piece):
+            found += len(await line.loop.sock_recv(line.server, 1 << 20))
+        # One that was not seen before the next one came is a byte like any other.
+        assert 0 <= found - 6 * len(piece) <= 5
+        assert line.relay.up == found
+        for end in (line.client, line.server):
+            end.shutdown(socket.SHUT_WR)
+        await running
+
+    on_a_line(test)
+
+
 def test_without_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no more pipes to be had everything comes through by hand."""
     monkeypatch.setattr(pipes, "_MOST", 0)
