@@ -179,6 +179,7 @@ def _paths(line: bytes) -> list[str]:
         if start < 0 or (start > 0 and word[start - 1] not in "=:"):
             continue
         path = word[start:]
-        if 1 < len(path) < 400 and path.isprintable() and "//" not in path:
+        # No backslash: between quotes in a policy's line it would be read as something else.
+        if 1 < len(path) < 400 and path.isprintable() and "//" not in path and "\\" not in path:
             paths.append(path)
     return paths[:4]
