@@ -271,6 +271,7 @@ def test_kill_at_any_moment(caller: Caller, ws: Path) -> None:
     assert not left, left
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tidy")
 def test_kill_while_layers_change(caller: Caller, ws: Path) -> None:
     """kill -9 of snapshot, branch, rollback, flatten and discard: each has happened or not."""

@@ -155,6 +155,7 @@ def test_set_id_bits(casemate: Runner, scene: Scene) -> None:
             os.rmdir("/tmp/own")
 
 
+@pytest.mark.slow
 def test_races(casemate: Runner, scene: Scene) -> None:
     """A path that changes while it is looked at, and directories that are swapped, lead nowhere else."""
     before = state(scene.ws / ".git")

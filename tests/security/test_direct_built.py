@@ -144,6 +144,7 @@ def test_two_commands_race(casemate: Runner, scene: Scene) -> None:
         control.close()
 
 
+@pytest.mark.slow
 def test_two_commands_at_random(casemate: Runner, scene: Scene) -> None:
     """Two commands that do anything at all with names and modes: no repository and no protected name."""
     top = scene.ws / "mixed"

@@ -16,6 +16,7 @@ from tests.security.lab import REPO, drop_to
 pytestmark = [pytest.mark.root]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_library_as_an_unprivileged_user() -> None:
     """Every test of this directory holds for uid 1000, from a checkout that it can read."""
