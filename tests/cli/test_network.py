@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.harness import PYTHON, alive, until
+from tests.cli.harness import PYTHON, Caller, alive, until
 from tests.cli.network import CURL, HOST, children, cmdline, fetch, network, relatives, ticks, worker_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.harness import Caller
     from tests.cli.network import Service
 
 pytestmark = [pytest.mark.root]
@@ -44,6 +44,21 @@ def test_allowed(caller: Caller, ws: Path, how: str, service: Service) -> None:
     assert event["protocol"] == "http"
     assert event["sent"] > 0
     assert event["received"] > 0
+
+
+@pytest.mark.parametrize("caller", ["root"], indirect=True)
+def test_an_installation_that_only_root_can_read(caller: Caller, ws: Path, service: Service) -> None:
+    """The worker, which is not root any more, has loaded what it needs by then: requests that are read, and
+    certificates.
+    """
+    with tempfile.TemporaryDirectory(prefix="casemate-hidden-", dir="/srv") as hidden:
+        shutil.copytree(caller.command.parent.parent, f"{hidden}/venv", symlinks=True)
+        there = Caller(caller.mode, Path(hidden, "venv/bin/casemate"), caller.base, caller.den)
+        for flags in ((), ("--credential", f"T={HOST}")):
+            ended = fetch(
+                there, ws, service, "--no-daemon", "--allow", service.rule, *flags, env={"T": "hush-hush"}
+            )
+            assert (ended.code, ended.out) == (0, b"hello\n"), ended
 
 
 def test_refused(caller: Caller, ws: Path, how: str, service: Service) -> None:

@@ -83,6 +83,8 @@ def main(argv: list[str]) -> int:
 def _give_up_rights() -> None:
     """Nothing that came before may be needed after. Every module on the way is loaded, or readable by all."""
     if os.geteuid() == 0 and process.is_root():
+        if not all(_is_public(place) for place in (*sys.path, os.path.dirname(os.__file__))):
+            _load_everything()
         uid = FIRST_UID + os.getpid()
         process.drop_bounding_set()
         os.setgroups([])
@@ -107,6 +109,35 @@ def _give_up_rights() -> None:
         os.close(handle)
     rules.enforce()
     rules.close()
+
+
+def _is_public(place: str) -> bool:
+    """Whether everybody can read a directory, or there is none."""
+    while os.path.isdir(place):
+        needed = 0o5 if place in sys.path else 0o1
+        if os.stat(place).st_mode & needed != needed:
+            return False
+        if place == "/":
+            break
+        place = os.path.dirname(place)
+    return True
+
+
+def _load_everything() -> None:
+    """The modules that are loaded when they are needed, which takes time and memory: at once. For a Python
+    below /root, say, where the worker could not read them later.
+    """
+    import importlib
+    import pkgutil
+
+    import casemate.egress
+
+    names = [f"casemate.egress.{module.name}" for module in pkgutil.iter_modules(casemate.egress.__path__)]
+    for name in (*names, "concurrent.futures.thread", "encodings.idna", "stringprep", "ipaddress"):
+        importlib.import_module(name)
+    from casemate.egress.intercept import Authority
+
+    Authority(["a.example"]).context_for("a.example")  # loads the parts of cryptography that it takes
 
 
 def _filter() -> bytes:
