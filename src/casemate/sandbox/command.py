@@ -303,16 +303,16 @@ async def settle_command(
     Without ``apply`` the changes are kept for the next run to offer; ``pending`` ones wait for a review. A
     cancellation takes effect when all is settled. Raises what kept the command from running.
     """
+    use = None
+    if share is not None:  # before the apply, which takes its time: a gate that ends meanwhile was not lost
+        await _to_the_end(gates.gates().finish(share))
+        use = share.use()
     if any(_not_empty(top) for top in ended.tops):
         settling = _settle_changes(keeper, job, number, ended, apply=apply, pending=pending)
         applied = await _to_the_end(settling)
     else:
         applied = Applied()
         _settled(keeper, number, ended, keep=False)
-    use = None
-    if share is not None:
-        await _to_the_end(gates.gates().finish(share))
-        use = share.use()
     settle.check_failure(job, ended.outcome)
     result = settle.result(
         job,

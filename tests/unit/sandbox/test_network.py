@@ -19,6 +19,7 @@ from casemate.sandbox import gates as gates_module
 from casemate.sandbox.kept import Kept
 from tests.cli.harness import alive, until
 from tests.unit.sandbox.test_api import PYTHON, drive
+from tests.unit.sandbox.test_pools import keeper as keeper_pid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,6 +271,41 @@ def test_the_worker_is_killed_between_two_commands(ws: Path, environ: dict[str, 
                 (worker,) = workers()
                 os.kill(worker._pid, signal.SIGKILL)
                 await asyncio.to_thread(until, lambda pid=worker._pid: not alive(pid))
+
+    drive(main())
+
+
+MANY = """
+import os
+for number in range(4000):
+    with open(f"f{number}", "w") as file:
+        file.write(str(number))
+"""
+
+
+@pytest.mark.parametrize("victim", ["worker", "keeper"])
+def test_killed_while_changes_are_applied(
+    ws: Path, environ: dict[str, str], echo: Echo, victim: str
+) -> None:
+    """The changes are all there, and nobody says that the command had no network: it had ended."""
+
+    def kill(pid: int) -> int:
+        until(lambda: len(os.listdir(ws)) > 10)
+        os.kill(pid, signal.SIGKILL)
+        return len(os.listdir(ws))
+
+    async def main() -> None:
+        async with AsyncSandbox(ws, environ=environ, flags=allow(service(echo))) as box:
+            assert (await box.run(**say(echo, "hello"))).ok
+            pid = workers()[0].pid if victim == "worker" else keeper_pid()
+            task = asyncio.get_running_loop().create_task(box.run([PYTHON, "-c", MANY]))
+            count = await asyncio.to_thread(kill, pid)
+            result = await task
+            assert 0 < count < 4000, "the control: it was killed while changes were applied"
+            assert (result.ok, result.applied.complete, result.network.lost) == (True, True, False)
+            assert result.applied.created == 4000
+            assert all((ws / f"f{number}").read_text() == str(number) for number in range(4000))
+            assert (await box.run(**say(echo, "hello"))).ok
 
     drive(main())
 
