@@ -283,7 +283,9 @@ def _run_behind_boundary(options: Options, asked: Request) -> tuple[Result, Job]
     gate = None
     if wants_gate(job.policy.network):
         from casemate.cli.gate import RunGate
+        from casemate.sys.process import use_all_descriptors
 
+        use_all_descriptors()  # the gate's sockets come from inside by messages
         gate = RunGate(options)
     launcher = Launcher(places(asked.environ).run, hierarchies=hierarchies)
     try:

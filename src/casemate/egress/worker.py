@@ -12,7 +12,6 @@ import asyncio
 import errno
 import json
 import os
-import resource
 import socket
 import sys
 from collections import deque
@@ -73,8 +72,7 @@ def main(argv: list[str]) -> int:
         os.dup2(null, stream)
     os.close(null)
     os.chdir("/")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    process.use_all_descriptors()
     _give_up_rights()
     asyncio.run(_Worker(endpoint).run())
     return 0

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import _socket
 import os
-import resource
 import select
 import time
 from contextlib import suppress
@@ -22,7 +21,7 @@ from casemate.isolation.process.launcher import Launcher, Running
 from casemate.isolation.process.spec import Late, Spec
 from casemate.isolation.process.watch import watch_site
 from casemate.sys.plain import is_object
-from casemate.sys.process import close_all_but, pidfd_signal
+from casemate.sys.process import close_all_but, pidfd_signal, use_all_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -442,8 +441,7 @@ def main(argv: list[str]) -> int:
     # Nothing of the library's process stays open here, nor does its directory stay in use.
     close_all_but([descriptor])
     os.chdir("/")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a running sandbox takes some twenty
+    use_all_descriptors()  # a running sandbox takes some twenty
     os.set_inheritable(descriptor, False)
     endpoint = _socket.socket(fileno=descriptor)
     try:
