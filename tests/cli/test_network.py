@@ -12,6 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,50 @@ def test_the_line_that_is_shown_works(caller: Caller, ws: Path, service: Service
     line = ended.err.decode().partition("would be allowed by: ")[2].splitlines()[0]
     policy = caller.file(ws / "policy.toml", f'version = 1\nnetwork.mode = "allowlist"\n{line}\n')
     assert fetch(caller, ws, service, "--policy", str(policy)).out == b"hello\n"
+
+
+def test_without_a_network(caller: Caller, ws: Path, how: str, service: Service) -> None:
+    """By default there is none; what is shown then allows the host, pasted into a policy or as an option."""
+    ended = fetch(caller, ws, service)
+    assert ended.code != 0
+    shown = ended.err.decode().partition("probably denied: network ")[2].splitlines()
+    assert shown[0] == (
+        f"{service.rule}; would be allowed by --allow {service.rule}, or in a policy by:"
+    ), ended
+    pasted = "\n".join(line for line in shown if line.startswith("    "))
+    flags = shown[0].partition(" by ")[2].partition(",")[0].split()
+    assert service.heads == []
+    policy = caller.file(ws / "policy.toml", f"version = 1\n{pasted}\n")
+    assert fetch(caller, ws, service, "--policy", str(policy)).out == b"hello\n"
+    assert fetch(caller, ws, service, *flags).out == b"hello\n"
+    ended = fetch(caller, ws, service, "--json")
+    (denial,) = [denial for denial in ended.json["denials"] if denial["kind"] == "network"]
+    assert denial["what"] == service.rule
+    policy = caller.file(ws / "policy.toml", f"version = 1\n{denial['allow']}\n")
+    assert fetch(caller, ws, service, "--policy", str(policy)).out == b"hello\n"
+
+
+PACKAGES = "packages.example.org"
+
+
+@pytest.mark.parametrize(
+    ("command", "rule"),
+    [
+        (("ssh", "-o", "BatchMode=yes", "git@github.com"), "github.com:22"),
+        (("git", "ls-remote", "https://github.com/a/b"), "github.com"),
+        (("node", "-e", f"fetch('https://{PACKAGES}/x')"), PACKAGES),
+        (("npm", "view", "left-pad", "--fetch-retries=0", f"--registry=https://{PACKAGES}/"), PACKAGES),
+        ((PYTHON, "-c", "import socket; socket.create_connection(('index.example.org', 443))"), "HOST"),
+    ],
+)  # fmt: skip
+def test_hosts_that_programs_name(caller: Caller, ws: Path, command: tuple[str, ...], rule: str) -> None:
+    """Without a network, the lines have the host that the program spoke of, and ssh's port."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    ended = caller.run(ws, *command, flags=("--json",), timeout=60)
+    assert ended.code != 0
+    (denial,) = [denial for denial in ended.json["denials"] if denial["kind"] == "network"]
+    assert tomllib.loads(denial["allow"])["network"] == {"mode": "allowlist", "allow": [rule]}
 
 
 def test_denied(caller: Caller, ws: Path, how: str, service: Service) -> None:

@@ -63,9 +63,10 @@ def policy_text(result: Result) -> str:
         lines.append(f"# refused while learning: {ascii(host)[1:-1]}")
     found: dict[str, list[str]] = {}
     for denial in result.denials:
-        field, equals, value = denial.allow.partition(" = ")
-        if equals and not field.startswith("network."):
-            found.setdefault(field, []).append(value)
+        for line_of_policy in denial.allow.split("\n"):
+            field, equals, value = line_of_policy.partition(" = ")
+            if equals and not field.startswith("network."):
+                found.setdefault(field, []).append(value)
     for part in ("filesystem", "resources"):
         fields = {field: values for field, values in found.items() if field.startswith(f"{part}.")}
         if fields:

@@ -94,10 +94,26 @@ def summary(result: Result) -> list[str]:
         if denial.kind.startswith("held-"):
             continue
         sure = "denied" if denial.certain else "probably denied"
-        allow = f"; would be allowed by: {denial.allow}" if denial.allow else ""
         what = denial.what if denial.what == denial.kind else f"{denial.kind} {denial.what}"
-        lines.append(f"casemate: {sure}: {escaped(what)}{escaped(allow)}")
+        allow = denial.allow.split("\n")
+        if len(allow) == 1:
+            end = f"; would be allowed by: {denial.allow}" if denial.allow else ""
+            lines.append(f"casemate: {sure}: {escaped(what)}{escaped(end)}")
+        else:
+            flags = f" {_flags(allow)}, or in a policy by" if _flags(allow) else ""
+            lines.append(f"casemate: {sure}: {escaped(what)}; would be allowed by{escaped(flags)}:")
+            lines += [f"    {escaped(line)}" for line in allow]
     return lines
+
+
+def _flags(allow: list[str]) -> str:
+    """The options that say the same as lines about hosts; empty if there are none."""
+    for line in allow:
+        field, _, hosts = line.partition(" = ")
+        if field == "network.allow":
+            rules = [host.strip('"') for host in hosts[1:-1].split(", ")]
+            return " ".join(f"--allow '{rule}'" if "[" in rule else f"--allow {rule}" for rule in rules)
+    return ""
 
 
 def _listed(lines: list[str], title: str, items: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a failed command was refused, and the policy line that would allow it.
+"""What a failed command was refused, and what would allow it in a policy.
 
 Mounts and Landlock tell nobody what they refuse, so apart from what the host saw itself this reads the end
 of the command's stderr. That text is the command's own word: it is matched against a few fixed shapes,
@@ -21,21 +21,15 @@ __all__ = ["TAIL", "find"]
 #: How much of the end of stderr is looked at, in bytes.
 TAIL = 16384
 _MOST = 8
+_LONGEST = 2000
 _MOST_REFUSED = 50
 _MOST_HOSTS = 20
+# What a line has in it that says a host was not reached, and from which a host can be read.
 _NETWORK = (
-    b"Could not resolve host",
-    b"Temporary failure in name resolution",
-    b"Name or service not known",
-    b"Network is unreachable",
-    b"getaddrinfo",
-    b"EAI_AGAIN",
-    b"ENETUNREACH",
-    b"network is unreachable",
-    b"Failed to establish a new connection",
-)
-# What goes before the name that could not be resolved, as curl, node and ssh say it.
-_BEFORE_NAME = (b"Could not resolve host: ", b"ENOTFOUND ", b"Could not resolve hostname ")
+    b"esol", b"onnect", b"getaddrinfo", b"EAI_AGAIN", b"ENOTFOUND", b"ENETUNREACH", b"UnknownHost",
+    b"/dev/tcp/", b"ame or service not known", b"etwork is unreachable", b"dial tcp", b"look up", b"lookup",
+    b"bad address", b"translate host name",
+)  # fmt: skip
 _CROSSING = (b"Invalid cross-device link", b"EXDEV")
 _REFUSED = (
     b"Permission denied",
@@ -77,11 +71,15 @@ def find(
     if job.plan is None:
         return tuple(found)
     found += _refused(network) if network is not None else []
+    lines = [line[:_LONGEST] for line in stderr_tail[-TAIL:].split(b"\n")]
+    if job.policy.network.mode == "none":
+        lines, unreached = _unreached(lines, " ".join(job.request.argv)[:_LONGEST])
+        found += unreached
     seen: set[str] = set()
-    for line in stderr_tail[-TAIL:].split(b"\n"):
+    for line in lines:
         if len(seen) >= _MOST:
             break
-        for denial in _likely(job, line[:2000]):
+        for denial in _likely(job, line):
             if denial.what not in seen:
                 seen.add(denial.what)
                 found.append(denial)
@@ -104,8 +102,6 @@ def _refused(network: NetworkUse) -> list[Denial]:
 
 
 def _likely(job: Job, line: bytes) -> list[Denial]:
-    if job.policy.network.mode == "none" and any(mark in line for mark in _NETWORK):
-        return [Denial(what="network", certain=False, kind="network", allow=_host_line(line))]
     if any(mark in line for mark in _CROSSING) and job.plan is not None and job.plan.spec.tops_on_disk:
         what = "a directory that existed before, which is no one move here: use mv, then git add -A"
         return [Denial(what=what, certain=False, kind="rename")]
@@ -142,19 +138,26 @@ def _likely(job: Job, line: bytes) -> list[Denial]:
     return denials
 
 
-def _host_line(line: bytes) -> str:
-    """The policy line for a host that a program could not find; its name if the line has one."""
-    from casemate.policy.hosts import normalise
+def _unreached(lines: list[bytes], command: str) -> tuple[list[bytes], list[Denial]]:
+    """The lines that are about something else, and all hosts that a command without a network did not reach.
 
-    for mark in _BEFORE_NAME:
-        _, found, rest = line.partition(mark)
-        if found:
-            try:
-                word = (rest.split() or [b""])[0].decode("ascii").rstrip(":;,.")
-                return f'network.allow = ["{normalise(word)}"]'
-            except ValueError:
-                continue
-    return 'network.allow = ["HOST"]'
+    They are one denial, since they go into one list of a policy.
+    """
+    spoken = [line for line in lines if any(mark in line for mark in _NETWORK)]
+    if not spoken:
+        return lines, []
+    from casemate.sandbox.unreached import unreached  # late: its expressions take longer than all of this
+
+    found = {line: rule for line in dict.fromkeys(spoken) if (rule := unreached(line, command)) is not None}
+    if not found:
+        return lines, []
+    named = [*dict.fromkeys(rule for rule in found.values() if rule)][:_MOST]
+    inside = ", ".join(f'"{rule}"' for rule in named or ["HOST"])
+    # By default there is no network at all, in which a list of hosts has no effect.
+    allow = f'network.mode = "allowlist"\nnetwork.allow = [{inside}]'
+    what = ", ".join(named) or "network"
+    rest = [line for line in lines if line not in found]
+    return rest, [Denial(what=what, certain=False, kind="network", allow=allow)]
 
 
 def _within(path: str, roots: Iterable[str]) -> bool:

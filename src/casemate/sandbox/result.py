@@ -11,7 +11,7 @@ class Denial(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """Something the command was refused.
 
     ``certain`` is what the host itself saw; the rest is read out of the command's stderr and may be
-    wrong. ``allow`` is the policy line that would permit it, if one would.
+    wrong. ``allow`` is the line of a policy that would permit it, if one would, or the lines.
     """
 
     what: str

@@ -68,6 +68,26 @@ def test_summary_of_nothing_unusual() -> None:
     assert render.summary(Result(exit_code=0, applied=Applied(created=3, changes=("created a",)))) == []
 
 
+def test_lines_that_would_allow() -> None:
+    """One line stands behind what was denied; several stand alone, below the option."""
+    one = Denial(what="a:22 (not-listed)", certain=True, kind="network", allow='network.allow = ["b"]')
+    assert render.summary(Result(exit_code=1, denials=(one,))) == [
+        'casemate: denied: network a:22 (not-listed); would be allowed by: network.allow = ["b"]'
+    ]
+    lines = 'network.mode = "allowlist"\nnetwork.allow = ["a.example", "[2606:4700::1]:8080"]'
+    more = Denial(what="a.example, [2606:4700::1]:8080", certain=False, kind="network", allow=lines)
+    assert render.summary(Result(exit_code=1, denials=(more,))) == [
+        "casemate: probably denied: network a.example, [2606:4700::1]:8080; would be allowed by "
+        "--allow a.example --allow '[2606:4700::1]:8080', or in a policy by:",
+        '    network.mode = "allowlist"',
+        '    network.allow = ["a.example", "[2606:4700::1]:8080"]',
+    ]
+    other = Denial(what="x", certain=False, kind="write", allow='a = 1\nb = "\x1b[2J"')
+    assert render.summary(Result(exit_code=1, denials=(other,))) == [
+        "casemate: probably denied: write x; would be allowed by:", "    a = 1", '    b = "\\x1b[2J"'
+    ]  # fmt: skip
+
+
 def test_long_lists_are_cut() -> None:
     """A person is shown the first few of many, and how many more there are; the report has them all."""
     result = Result(exit_code=0, applied=Applied(executables=tuple(f"bin/{n}" for n in range(25))))

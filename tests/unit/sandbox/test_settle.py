@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 import msgspec
@@ -86,6 +87,7 @@ def found(text: bytes, of: Job | None = None) -> list[tuple[str, str, str]]:
     return [(d.kind, d.what, d.allow) for d in denials.find(of or job(), Applied(), text)]
 
 
+ALLOWLIST = 'network.mode = "allowlist"\n'
 READ_ONLY = {"files": changed(FILES, workspace="read")}
 
 
@@ -102,8 +104,12 @@ READ_ONLY = {"files": changed(FILES, workspace="read")}
         (b"/bin/sh: 1: cannot create /ws/a: Read-only file system", READ_ONLY,
          [("write", "/ws/a", 'filesystem.workspace = "write"')]),
         (b"curl: (6) Could not resolve host: example.invalid", {},
-         [("network", "network", 'network.allow = ["example.invalid"]')]),
-        (b"connect: Network is unreachable", {}, [("network", "network", 'network.allow = ["HOST"]')]),
+         [("network", "example.invalid", f'{ALLOWLIST}network.allow = ["example.invalid"]')]),
+        (b"ssh: Could not resolve hostname a.invalid: x\nEAI_AGAIN\ngetaddrinfo EAI_AGAIN b.invalid", {},
+         [("network", "a.invalid:22, b.invalid",
+           f'{ALLOWLIST}network.allow = ["a.invalid:22", "b.invalid"]')]),
+        (b"connect: Network is unreachable", {},
+         [("network", "network", f'{ALLOWLIST}network.allow = ["HOST"]')]),
         (b"curl: (6) Could not resolve host: example.invalid", {"mode": "host"}, []),
         (b"head: write error: No space left on device", {},
          [("limit", "disk", "resources.disk = 536870912")]),
@@ -117,7 +123,7 @@ READ_ONLY = {"files": changed(FILES, workspace="read")}
     ],
 )  # fmt: skip
 def test_likely_denials(text: bytes, how: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:
-    """What the end of stderr points to, and the line of policy that would allow it."""
+    """What the end of stderr points to, and the lines of policy that would allow it."""
     assert found(text, job(**how)) == expected
 
 
@@ -128,6 +134,15 @@ def test_denials_are_bounded() -> None:
     assert 0 < len(rows) <= 12
     assert len(set(rows)) == len(rows)
     assert found(b"/\xff\xfe\x1b[2J/x: Permission denied\n" * 3) == []
+
+
+def test_hosts_are_one_bounded_list() -> None:
+    """What goes into one list of a policy is one denial, however many hosts a command speaks of."""
+    text = b"".join(b"curl: (6) Could not resolve host: h%d.invalid\n" % n for n in range(500))
+    ((kind, what, allow),) = found(text)
+    assert (kind, len(what.split(", "))) == ("network", 8)
+    read = tomllib.loads(allow)["network"]
+    assert (read["mode"], read["allow"]) == ("allowlist", what.split(", "))
 
 
 def test_held_changes_are_certain() -> None:
