@@ -18,7 +18,7 @@ METADATA_TEXTS = (
 HOST_TEXTS = (
     "localhost", "localhost.", "LOCALHOST", "127.1", "127.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "0",
     "0.0.0.0", "[::]", "[::1]", "[::ffff:127.0.0.1]", "127.0.0.1", "127.0.0.2", "lab-host", "ip6-localhost",
-    zone.HOST4, f"[{zone.HOST6}]", "[::ffff:198.51.100.10]", "x.localhost", "[fe80::1%25up0]",
+    zone.HOST4, f"[{zone.HOST6}]", f"[::ffff:{zone.HOST4}]", "x.localhost", "[fe80::1%25up0]",
     "[0:0:0:0:0:0:0:1]",
 )  # fmt: skip
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import ipaddress
 import struct
 
-# The lab host's own addresses, and the far end of its only cable. Documentation networks: no guard list
-# names them, so that only the fact that they are its own can protect them.
-HOST4, HOST6 = "198.51.100.10", "2001:db8:100::10"
-NEAR4, NEAR6 = "198.51.100.1", "2001:db8:100::1"
+# The lab host's own addresses, and the far end of its only cable. Public ones: no guard list names them, so
+# that only the fact that they are its own can protect them.
+HOST4, HOST6 = "93.184.218.10", "2606:2800:220:3::10"
+NEAR4, NEAR6 = "93.184.218.1", "2606:2800:220:3::1"
 RESOLVER = "192.0.2.53"
 RESOLVERS = (RESOLVER, "8.8.8.8", "1.1.1.1")
 METADATA = "169.254.169.254"

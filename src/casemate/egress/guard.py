@@ -3,6 +3,7 @@
 A name that anybody registered may resolve to any of these, so that an allowed name alone never opens one. A
 rule opens a guarded address only if its net lies within the net that is guarded: ``10.1.0.0/16`` opens
 private addresses, while ``168.0.0.0/8`` does not open the one in it at which a cloud answers its machines.
+Of IPv6 only 2000::/3 is public: what is outside of it and has no row of its own is never dialled.
 
 An IPv6 address that carries an IPv4 one (NAT64, 6to4, Teredo) is guarded by itself, and stays shut for any
 rule if what it carries is guarded. Mapped addresses are judged as what they carry.
@@ -22,8 +23,18 @@ Net = IPv4Network | IPv6Network
 
 # Where clouds tell their machines who they are, and hand out keys.
 _METADATA = (
-    "169.254.169.254", "169.254.170.2", "169.254.170.23", "169.254.169.253", "100.100.100.200",
-    "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fe80::a9fe:a9fe",
+    "169.254.169.254", "169.254.170.2", "169.254.170.23", "169.254.169.253",  # most; AWS's containers, names
+    "fd00:ec2::254", "fd00:ec2::23", "fd00:ec2::253",  # AWS
+    "fd20:ce::254",  # Google
+    "168.63.129.16",  # Azure
+    "192.0.0.192", "fd00:c1::a9fe:a9fe",  # Oracle
+    "100.100.100.200", "fd00:100::100:200",  # Alibaba
+    "169.254.0.23",  # Tencent
+    "100.96.0.96",  # Volcano
+    "169.254.42.42", "fd00:42::42",  # Scaleway
+    "fd00:a9fe:a9fe::1",  # Akamai (Linode)
+    "192.80.8.124",  # Equinix (Packet)
+    "fe80::a9fe:a9fe",
 )  # fmt: skip
 # By net; where several hold an address, the first counts.
 _NETS = (
@@ -41,7 +52,12 @@ _NETS = (
     ("64:ff9b::/96", "nat64"), ("64:ff9b:1::/48", "reserved"),
     ("2002::/16", "6to4"), ("2001::/32", "teredo"),
     ("::/96", "reserved"), ("::ffff:0:0:0/96", "reserved"), ("100::/64", "reserved"),
-    ("2001:10::/28", "reserved"), ("5f00::/16", "reserved"),
+    ("2001:10::/28", "reserved"), ("3ffe::/16", "reserved"),
+    # No public network has these; somebody's own may, so that a rule about one of them means it.
+    ("192.0.2.0/24", "documentation"), ("198.51.100.0/24", "documentation"),
+    ("203.0.113.0/24", "documentation"), ("2001:db8::/32", "documentation"), ("3fff::/20", "documentation"),
+    # All that is left outside of 2000::/3, in which the public addresses are.
+    ("::/3", "reserved"), ("4000::/2", "reserved"), ("8000::/1", "reserved"),
 )  # fmt: skip
 # No rule opens these: nothing that TCP could mean is there, or the gate's own addresses are.
 _SHUT = frozenset(("loopback", "unspecified", "multicast", "broadcast", "reserved", "synthetic"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from casemate.egress.decide import Decider, Decision
 from casemate.policy import hosts, rules
 from casemate.policy.model import Credential, Network, RequestRule
 
-OWN = frozenset({"10.0.0.5", "203.0.113.7", "127.0.0.0/8"})
+OWN = frozenset({"10.0.0.5", "93.184.218.7", "127.0.0.0/8"})
 
 
 def decider(*allow: str, mode: str = "allowlist", approved: tuple[str, ...] = (), **fields: Any) -> Decider:
@@ -201,7 +202,10 @@ def test_addresses_need_a_rule_of_their_own(address: str, port: int, reason: str
         ("127.0.0.1", 443, "guarded-loopback"),
         ("::1", 443, "guarded-loopback"),
         ("::ffff:169.254.169.254", 443, "guarded-metadata"),
-        ("203.0.113.7", 443, "guarded-own"),
+        ("93.184.218.7", 443, "guarded-own"),
+        ("192.0.2.7", 443, "guarded-documentation"),
+        ("169.254.42.42", 443, "guarded-metadata"),
+        ("4000::1", 443, "guarded-reserved"),
         ("fd00::1", 443, "guarded-private"),
         ("0.0.0.0", 443, "guarded-unspecified"),
         ("not an address", 443, "bad-name"),
@@ -213,6 +217,26 @@ def test_a_name_opens_no_guarded_address(address: str, port: int, reason: str, m
     """Whatever a name resolves to, today or the next time: only a rule about the address opens that."""
     found = decider("github.com", "db.example:5432", "10.1.0.0/16:5432", mode=mode)
     assert found.address("github.com", address, port).reason == reason
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.5", "93.184.218.7", "169.254.42.42", "fd00:ec2::254", "192.80.8.124"]
+)
+def test_what_only_the_very_address_opens(address: str) -> None:
+    """This host's own addresses, and metadata of clouds: a rule has to say that address, with the port."""
+    wide, tight = (decider(f"{net}:80") for net in around(address))
+    assert wide.connect(address, 80).verdict == "deny"
+    assert tight.connect(address, 80).verdict == "allow"
+    assert tight.connect(address, 81).verdict == "deny"
+
+
+def around(address: str) -> tuple[str, str]:
+    """The narrowest net that is no single address, and the address, as rules spell them."""
+    found = ip_address(address)
+    net = ip_network(f"{address}/{found.max_prefixlen - 1}", strict=False)
+    if found.version == 4:
+        return str(net), address
+    return f"[{net.network_address}]/{net.prefixlen}", f"[{address}]"
 
 
 def test_the_lines_that_would_open_an_address() -> None:
@@ -228,7 +252,7 @@ def test_the_lines_that_would_open_an_address() -> None:
 def test_the_lines_are_rules() -> None:
     """What is offered can be pasted: it parses, and then it allows what was refused."""
     for host, port in (("github.com", 22), ("8.8.8.8", 53), ("2001:4860::8888", 853), ("10.1.2.3", 5432),
-                       ("host.casemate.internal", 8080)):  # fmt: skip
+                       ("192.0.2.7", 443), ("host.casemate.internal", 8080)):  # fmt: skip
         line = decider().connect(host, port).allow_line
         (text,) = tomllib.loads(line)["network"]["allow"]
         assert decider(rules.parse(text).text).connect(host, port).verdict == "allow"

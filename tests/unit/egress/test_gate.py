@@ -168,7 +168,7 @@ def test_the_hosts_own_addresses(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> N
     """The host is not reached at its own addresses, also not at one that it got while the sandbox ran."""
     monkeypatch.setattr(gate_module, "_OWN_SECONDS", 0.0)
     service = lab.call(lambda: socket.create_server(("0.0.0.0", 9005)))
-    with service, lab.gate("198.51.100.0/24:9005", f"{ALLOWED}:9005", "93.184.216.0/24:9005") as served:
+    with service, lab.gate("93.184.218.0/24:9005", f"{ALLOWED}:9005", "93.184.216.0/24:9005") as served:
         with served.inside.connect(HOST4, 9005) as client:
             assert gone(client) == "reset"
         assert served.told(verdict="deny")["reason"] == "guarded-own"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from casemate.egress.guard import guard, guarded, plain
 
-OWN = frozenset({"203.0.113.7", "10.0.0.5", "2001:db8:7::1", "198.51.100.0/24"})
+OWN = frozenset({"93.184.218.7", "10.0.0.5", "2606:2800:220:3::1", "93.184.219.0/24", "198.51.100.7"})
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,20 @@ OWN = frozenset({"203.0.113.7", "10.0.0.5", "2001:db8:7::1", "198.51.100.0/24"})
         ("169.254.169.254", "metadata"), ("::ffff:169.254.169.254", "metadata"),
         ("169.254.170.2", "metadata"), ("100.100.100.200", "metadata"), ("168.63.129.16", "metadata"),
         ("192.0.0.192", "metadata"), ("fd00:ec2::254", "metadata"), ("fd20:ce::254", "metadata"),
-        ("fe80::a9fe:a9fe", "metadata"),
+        ("fe80::a9fe:a9fe", "metadata"), ("fd00:ec2::253", "metadata"), ("fd00:c1::a9fe:a9fe", "metadata"),
+        ("fd00:100::100:200", "metadata"), ("169.254.0.23", "metadata"), ("100.96.0.96", "metadata"),
+        ("169.254.42.42", "metadata"), ("fd00:42::42", "metadata"), ("fd00:a9fe:a9fe::1", "metadata"),
+        ("192.80.8.124", "metadata"), ("::ffff:192.80.8.124", "metadata"),
         ("224.0.0.1", "multicast"), ("239.255.255.255", "multicast"), ("ff02::1", "multicast"),
         ("240.0.0.1", "reserved"), ("255.255.255.254", "reserved"), ("255.255.255.255", "broadcast"),
         ("198.18.0.1", "synthetic"), ("198.19.255.255", "synthetic"),
         ("fd53:656e:7472:79::1", "synthetic"),
         ("192.0.0.8", "reserved"), ("192.88.99.1", "reserved"), ("100::1", "reserved"),
         ("::10.0.0.1", "reserved"), ("::8.8.8.8", "reserved"), ("::ffff:0:808:808", "reserved"),
+        ("3ffe::1", "reserved"), ("200::1", "reserved"), ("1fff::1", "reserved"), ("4000::1", "reserved"),
+        ("5f00::1", "reserved"), ("8000::1", "reserved"), ("fbff::1", "reserved"), ("fe00::1", "reserved"),
+        ("192.0.2.1", "documentation"), ("198.51.100.7", "documentation"), ("203.0.113.1", "documentation"),
+        ("2001:db8::1", "documentation"), ("3fff::1", "documentation"), ("3fff:fff::1", "documentation"),
         ("64:ff9b::808:808", "nat64"), ("64:ff9b::a9fe:a9fe", "nat64"), ("64:ff9b::7f00:1", "nat64"),
         ("64:ff9b:1::808:808", "reserved"),
         ("2002:808:808::1", "6to4"), ("2002:7f00:1::1", "6to4"), ("2002:a9fe:a9fe::1", "6to4"),
@@ -51,20 +58,23 @@ def test_what_is_guarded(address: str, reason: str) -> None:
     ["8.8.8.8", "1.1.1.1", "9.255.255.255", "11.0.0.0", "172.15.255.255", "172.32.0.0", "192.167.255.255",
      "192.169.0.0", "100.63.255.255", "100.128.0.0", "169.253.255.255", "169.255.0.0", "198.17.255.255",
      "198.20.0.0", "223.255.255.255", "168.63.129.15", "::ffff:8.8.8.8", "2606:4700::1111", "2001:4860::8888",
-     "192.0.2.1", "198.51.100.7", "203.0.113.1", "2001:db8::1", "2003::1", "fbff::1"],
+     "192.0.1.255", "192.0.3.0", "198.51.99.255", "198.51.101.0", "203.0.112.255", "203.0.114.0",
+     "2001:db7::1", "2001:db9::1", "2003::1", "3ffd::1", "3fff:1000::1", "2000::1", "192.80.8.123"],
 )  # fmt: skip
 def test_what_is_not_guarded(address: str) -> None:
-    """Control: public addresses, those at the edges of the nets, and the nets for documentation."""
+    """Control: public addresses, and those at the edges of the nets."""
     assert guarded(address) == ""
 
 
 @pytest.mark.parametrize(
-    "address", ["203.0.113.7", "::ffff:203.0.113.7", "10.0.0.5", "2001:db8:7::1", "198.51.100.200"]
+    "address",
+    ["93.184.218.7", "::ffff:93.184.218.7", "10.0.0.5", "2606:2800:220:3::1", "93.184.219.200",
+     "198.51.100.7"],
 )
 def test_this_hosts_own_addresses_are_guarded(address: str) -> None:
     """Public or private, mapped or in a net of its own; its neighbours are not."""
     assert guarded(address, OWN) == "guarded-own"
-    assert guarded("203.0.113.8", OWN) == ""
+    assert guarded("93.184.218.8", OWN) == ""
     assert guarded("10.0.0.6", OWN) == "guarded-private"
 
 
@@ -81,7 +91,7 @@ def test_only_the_very_address_opens_this_host() -> None:
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "240.0.0.1", "198.18.0.1", "::1",
                 "::8.8.8.8", "64:ff9b::7f00:1", "64:ff9b::a00:1", "2002:a00:1::1", "2002:a9fe:a9fe::1",
-                "2001:0:0:1::f5ff:fffe"]
+                "2001:0:0:1::f5ff:fffe", "3ffe::1", "4000::1", "fbff::1", "192.0.0.8", "fd53:656e:7472:79::1"]
 )  # fmt: skip
 def test_what_no_rule_opens(address: str) -> None:
     """What TCP cannot mean, and what carries a guarded address past its own guard."""
@@ -91,7 +101,8 @@ def test_what_no_rule_opens(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["64:ff9b::808:808", "2002:808:808::1", "10.0.0.1", "fd00::1", "169.254.1.1"]
+    "address", ["64:ff9b::808:808", "2002:808:808::1", "10.0.0.1", "fd00::1", "169.254.1.1", "192.0.2.7",
+                "2001:db8::1"]
 )
 def test_what_a_rule_can_open(address: str) -> None:
     """Control: with a net to lie within."""
@@ -128,18 +139,24 @@ def test_every_carrier_of_a_guarded_address_is_guarded(inner: IPv4Address) -> No
             assert found.net is None, outer
 
 
-DOCUMENTATION = [
-    ip_network(net)
-    for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20")
-]
+@pytest.mark.parametrize(
+    "address",
+    ["169.254.169.254", "169.254.42.42", "100.96.0.96", "192.80.8.124", "fd00:ec2::253", "fd00:42::42"],
+)
+def test_only_the_very_address_opens_metadata(address: str) -> None:
+    """No net around it does, however narrow."""
+    found = guard(plain(address))
+    assert found is not None
+    assert found.net == ip_network(address)
 
 
 @given(st.ip_addresses())
 def test_what_the_library_calls_special_is_guarded(address: IPv4Address | IPv6Address) -> None:
-    """An independent table agrees, but for the nets for documentation and a block of public services."""
-    if any(net.version == address.version and address in net for net in DOCUMENTATION):
-        return
+    """An independent table agrees, but for a block of public services."""
     if isinstance(address, IPv6Address) and address in ip_network("2001::/23"):
         return
     special = address.is_private or address.is_multicast or address.is_link_local or address.is_loopback
+    special = special or (address.version == 6 and address not in ip_network("2000::/3"))
+    if address.version == 6 and address.ipv4_mapped is not None:  # is what it carries
+        return
     assert guarded(str(address)) or not special
