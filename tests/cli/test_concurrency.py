@@ -34,11 +34,33 @@ def test_the_second_waits_with_a_word(caller: Caller, ws: Path) -> None:
     line = second.stderr.readline()
     assert line.startswith(b"casemate: waiting for another command in this workspace (pid "), line
     assert b"read x" in line, "it says what the other one runs"
+    assert line.endswith(b"; with --direct, or in another workspace, it need not wait\n")
     assert second.poll() is None
     first.communicate(b"\n", timeout=20)
     out, err = second.communicate(timeout=20)
     assert (second.returncode, out, err) == (0, b"first\n", b"")
     assert (ws / "file").read_text() == "first\nsecond\n"
+
+
+def test_what_need_not_wait(caller: Caller, ws: Path, how: str) -> None:
+    """What the second is told to do instead does not wait, and is only said where it does not."""
+    first = start(caller, ws, "echo up; read x")
+    direct = ("--direct", "--no-wait")
+    assert caller.sh(ws, "echo 1 >made", flags=direct).code == 0
+    assert (ws / "made").read_text() == "1\n"
+    beside = start(caller, ws, "echo up; read x", *direct)
+    assert caller.sh(ws, "cat made", flags=direct).out == b"1\n"
+    assert caller.sh(caller.workspace(), "true", flags=("--no-wait",)).code == 0
+    out = caller.workspace()
+    second = caller.start("run", "--write", str(out), "--", "true", cwd=ws)
+    assert second.stderr is not None
+    assert second.stderr.readline().endswith(b"); in another workspace it need not wait\n")
+    refused = caller.sh(ws, "true", flags=(*direct, "--write", str(out)))
+    assert refused.code == 126, refused
+    for process in (beside, first):
+        process.communicate(b"\n", timeout=20)
+    second.communicate(timeout=20)
+    assert second.returncode == 0
 
 
 def test_no_wait_refuses(caller: Caller, ws: Path) -> None:

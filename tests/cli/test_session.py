@@ -144,7 +144,9 @@ def test_two_commands_of_a_session_wait_for_each_other(caller: Caller, ws: Path)
     assert listed(caller, ws)[0]["running"]
     second = caller.start("run", "--session", "s", "--", "/bin/cat", "f", cwd=ws)
     assert second.stderr is not None
-    assert second.stderr.readline().startswith(b"casemate: waiting for another command")
+    line = second.stderr.readline()
+    assert line.startswith(b"casemate: waiting for another command"), line
+    assert line.endswith(b"; a command of another session, or of none, need not wait\n"), line
     assert run(caller, ws, "ls", session="beside") == b"", "other sessions go on"
     assert caller.sh(ws, "echo x >applied", flags=("--no-wait",)).code == 0, "and so do single commands"
     first.communicate(b"\n", timeout=20)

@@ -377,7 +377,7 @@ class _Client:
             return lock
         if "no_wait" in options.switches:
             raise busy(job, lock)
-        self._tell(["waiting", run.waiting_note(lock.holder())])
+        self._tell(["waiting", run.waiting_note(job, lock.holder())])
         try:
             while not lock.take(wait=False, label=label):
                 self._check_client()

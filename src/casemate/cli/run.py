@@ -404,7 +404,7 @@ def _lock(job: Job, options: Options) -> WorkspaceLock | None:
         raise _Told(number)
 
     def waiting(holder: str) -> None:
-        put(2, waiting_note(holder).encode("utf-8", "replace"))
+        put(2, waiting_note(job, holder).encode("utf-8", "replace"))
         for number in _ENDING:
             if _signal.getsignal(number) != _signal.SIG_IGN:
                 _signal.signal(number, stop)
@@ -446,9 +446,16 @@ def _cwd() -> str:
         ) from error
 
 
-def waiting_note(holder: str) -> str:
-    """What is said before waiting for another command's end."""
-    return line(f"waiting for another command in this workspace ({holder})")
+def waiting_note(job: Job, holder: str) -> str:
+    """What is said before waiting for another command's end, and what would not have to wait."""
+    files = job.policy.filesystem
+    if job.request.session:
+        instead = "a command of another session, or of none, need not wait"
+    elif files.workspace == "write" and not files.write:
+        instead = "with --direct, or in another workspace, it need not wait"
+    else:
+        instead = "in another workspace it need not wait"
+    return line(f"waiting for another command in this workspace ({holder}); {instead}")
 
 
 def interrupted(job: Job) -> str:
