@@ -155,6 +155,7 @@ def test_names_outside(caller: Caller, ws: Path, how: str, service: Service) -> 
     assert len(lines) == 3, ended
     for wanted in ('["unlisted.example"]', '["192.0.2.1:80"]', '["[2001:db8::1]:8080"]'):
         assert sum(f"network.allow = {wanted}" in line for line in lines) == 1, lines
+    assert any("denied: network [2001:db8::1]:8080 (" in line for line in lines), lines
 
 
 def test_a_proxys_clients(caller: Caller, ws: Path, service: Service) -> None:

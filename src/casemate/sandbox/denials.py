@@ -95,7 +95,8 @@ def _refused(network: NetworkUse) -> list[Denial]:
         if event.get("verdict") != "deny" or event.get("kind") == "inbound" or len(found) >= _MOST_HOSTS:
             continue
         host, port = str(event.get("host") or event.get("detail") or "?"), event.get("port")
-        what = f"{host}:{port}" if port else host
+        shown = f"[{host}]" if port and ":" in host else host
+        what = f"{shown}:{port}" if port else host
         reason, allow = str(event.get("reason", "")), str(event.get("allow", ""))
         found.setdefault(what, Denial(what=f"{what} ({reason})", certain=True, kind="network", allow=allow))
     return [*found.values()]

@@ -15,7 +15,7 @@ from casemate.isolation.process.spec import Late
 from casemate.policy.model import Effective
 from casemate.sandbox import denials, settle
 from casemate.sandbox.job import Job, Request
-from casemate.sandbox.result import Applied, Denial
+from casemate.sandbox.result import Applied, Denial, NetworkUse
 from tests.unit.isolation.test_plan import FILES, RESOURCES, ROOT, USER, changed, policy
 
 
@@ -134,6 +134,21 @@ def test_denials_are_bounded() -> None:
     assert 0 < len(rows) <= 12
     assert len(set(rows)) == len(rows)
     assert found(b"/\xff\xfe\x1b[2J/x: Permission denied\n" * 3) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "what"),
+    [
+        ("2a00:77::1", 65535, "[2a00:77::1]:65535"), ("2a00:77::1", None, "2a00:77::1"),
+        ("10.1.2.3", 80, "10.1.2.3:80"), ("a.example", 22, "a.example:22"), ("a.example", None, "a.example"),
+    ],
+)  # fmt: skip
+def test_what_the_gate_refused(host: str, port: int | None, what: str) -> None:
+    """Host and port as a rule spells them: an IPv6 address stands in brackets before a port."""
+    event: dict[str, object] = {"verdict": "deny", "kind": "connect", "host": host, "reason": "not-listed"}
+    event |= {"port": port} if port else {}
+    told = denials.find(job(mode="allowlist"), Applied(), b"", NetworkUse(events=(event, event)))
+    assert told == (Denial(what=f"{what} (not-listed)", certain=True, kind="network"),)
 
 
 def test_hosts_are_one_bounded_list() -> None:
