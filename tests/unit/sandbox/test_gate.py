@@ -69,6 +69,8 @@ def test_placeholders_and_trust(worker: GateWorker) -> None:
     assert command.env["TOKEN"] not in ("", SECRET)
     place = "/home/sandbox/.casemate/ca-bundle.pem"
     assert {command.env[name] for name in TRUST_VARIABLES} == {place}
+    told = (Path(__file__).parents[3] / "docs/credentials.md").read_text()
+    assert [name for name in TRUST_VARIABLES if f"`{name}`" not in told] == []
     (text,) = command.files.values()
     assert text.count("BEGIN CERTIFICATE") > 1
     assert SECRET not in repr((command.env, command.files))
