@@ -76,57 +76,89 @@ def test_slow_connections_can_starve(lab: Lab, caller: Caller) -> None:
     assert told(done.stdout, str(done))[0] > 1.5
 
 
-def test_other_sandboxes_are_served(lab: Lab, caller: Caller) -> None:
-    """While one sandbox floods, another command of the same caller gets its page."""
-    ws, command = words(
-        caller, lab, "flood.slow",
-        {"starts": KINDS, "count": 60, "pages": [page("meanwhile" + str(n)) for n in range(8)]},
-    )  # fmt: skip
+def beside(lab: Lab, caller: Caller, count: int) -> tuple[int, int]:
+    """How many of its pages each of two commands got; the first holds ``count`` connections of every kind."""
+    name, other = (f"{word}{secrets.token_hex(4)}" for word in ("meanwhile", "other"))
+    names = [f"{name}-{number}" for number in range(8)]
+    pages = [page(each) for each in names]
+    ws, command = words(caller, lab, "flood.slow", {"starts": KINDS, "count": count, "pages": pages})
     policy = caller.file(ws.parent / "policy.toml", policy_text(NETWORK))
     mark = lab.mark()
     process = caller.start("run", "--policy", str(policy), "--no-daemon", "--", *command, cwd=ws)
-    assert lab.until(mark, lambda event: "meanwhile0" in str(event.get("target")), 20)
-    other = caller.workspace()
-    name = "other" + secrets.token_hex(4)
+    assert lab.until(mark, lambda event: names[0] in str(event.get("target")), 20)
     ended = caller.run(
-        other, "curl", "-sS", "-m", "4", f"http://allowed.example/{name}",
+        caller.workspace(), "curl", "-sS", "-m", "4", f"http://allowed.example/{other}",
         flags=("--policy", str(policy), "--no-daemon"),
     )  # fmt: skip
     assert ended.code == 0, ended
-    assert arrived(lab, mark, name) == [name]
     process.communicate(timeout=60)
     caller.end(process)
+    return len(arrived(lab, mark, *names)), len(arrived(lab, mark, other))
 
 
-def test_names_run_out(lab: Lab, caller: Caller) -> None:
-    """Who asks for too many names gets SERVFAIL for new ones; a name from before is served as before."""
-    kept, new = ("kept" + secrets.token_hex(4), "new" + secrets.token_hex(4))
+def test_other_sandboxes_are_served(lab: Lab, caller: Caller) -> None:
+    """While one sandbox floods, another command of the same caller gets its page."""
+    _, other = beside(lab, caller, 60)
+    assert other == 1
+
+
+def test_other_sandboxes_beside_a_few(lab: Lab, caller: Caller) -> None:
+    """Control: beside a sandbox that holds one connection of each kind, both get all their pages."""
+    assert beside(lab, caller, 1) == (8, 1)
+
+
+def exhausted(lab: Lab, caller: Caller, count: int) -> tuple[dict[str, int], list[str]]:
+    """How queries for so many names were answered, and which pages came: before, after, of one more name."""
+    marks = {f"{word}{secrets.token_hex(4)}": word for word in ("before", "after", "new")}
+    before, after, new = marks
     script = f"""
-    curl -sS -o /dev/null http://allowed.example/{kept}0
+    curl -sS -o /dev/null http://allowed.example/{before}
     "$@"
-    curl -sS -o /dev/null http://allowed.example/{kept}1
+    curl -sS -o /dev/null http://allowed.example/{after}
     curl -sS -o /dev/null http://new-h2d4dc801.to.example/{new} && echo new
     true
     """
-    ws, command = words(caller, lab, "flood.exhaust", {"count": 4400, "below": "to.example", "pages": []})
+    ws, command = words(caller, lab, "flood.exhaust", {"count": count, "below": "to.example", "pages": []})
     policy = caller.file(ws.parent / "policy.toml", policy_text(NETWORK))
     mark = lab.mark()
     flags = ("--policy", str(policy), "--no-daemon")
     ended = caller.run(ws, "sh", "-c", script, "sh", *command, flags=flags, timeout=60)
     assert ended.code == 0, ended
-    assert b"new" not in ended.out.split(), ended
-    codes = told(ended.out, str(ended))
+    came = arrived(lab, mark, *marks)
+    assert (b"new" in ended.out.split()) == (new in came), ended
+    return told(ended.out, str(ended)), [marks[name] for name in came]
+
+
+def test_names_run_out(lab: Lab, caller: Caller) -> None:
+    """Who asks for too many names gets SERVFAIL for new ones; a name from before is served as before."""
+    codes, came = exhausted(lab, caller, 4400)
     assert set(codes) == {"0", "2"}, codes
     assert 1000 <= codes["0"] <= 4200, codes
-    assert arrived(lab, mark, kept + "0", kept + "1", new) == [kept + "0", kept + "1"]
+    assert came == ["before", "after"]
+
+
+def test_names_within_the_bound(lab: Lab, caller: Caller) -> None:
+    """Control: a few hundred names are answered, all of them, and so is one more."""
+    codes, came = exhausted(lab, caller, 300)
+    assert codes == {"0": 300}
+    assert came == ["before", "after", "new"]
+
+
+def crowded(lab: Lab, caller: Caller, count: int) -> int:
+    """How many of so many connections at once reached the server; a page comes when they are gone."""
+    name = "after" + secrets.token_hex(4)
+    one = {"count": count, "start": [["allowed.example", 9000], "x"], "page": page(name)}
+    mark = lab.mark()
+    flood(caller, lab, "flood.many", one)
+    assert arrived(lab, mark, name) == [name]
+    return len([e for e in lab.since(mark) if e["kind"] == "connection" and e.get("port") == 9000])
 
 
 def test_too_many_connections(lab: Lab, caller: Caller) -> None:
     """Thousands of connections at once are refused at a bound, and when they are gone pages come again."""
-    name = "after" + secrets.token_hex(4)
-    one = {"count": 1600, "start": [["allowed.example", 9000], "x"], "page": page(name)}
-    mark = lab.mark()
-    flood(caller, lab, "flood.many", one)
-    assert arrived(lab, mark, name) == [name]
-    opened = [e for e in lab.since(mark) if e["kind"] == "connection" and e.get("port") == 9000]
-    assert 100 < len(opened) <= 1100, len(opened)
+    assert 100 < crowded(lab, caller, 1600) <= 1100
+
+
+def test_connections_within_the_bound(lab: Lab, caller: Caller) -> None:
+    """Control: of a hundred at once each one reaches the server."""
+    assert crowded(lab, caller, 100) == 100
