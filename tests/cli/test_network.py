@@ -87,6 +87,9 @@ def test_the_line_that_is_shown_works(caller: Caller, ws: Path, service: Service
     """Whoever pastes the line of the summary into a policy gets what was refused."""
     ended = fetch(caller, ws, service, "--allow", f"{HOST}:1")
     line = ended.err.decode().partition("would be allowed by: ")[2].splitlines()[0]
+    policy = caller.file(ws / "policy.toml", f"version = 1\n{line}\n")
+    again = fetch(caller, ws, service, "--policy", str(policy), "--allow", f"{HOST}:1")
+    assert again.out == b"hello\n", "what turned the list on is still said"
     policy = caller.file(ws / "policy.toml", f'version = 1\nnetwork.mode = "allowlist"\n{line}\n')
     assert fetch(caller, ws, service, "--policy", str(policy)).out == b"hello\n"
 
