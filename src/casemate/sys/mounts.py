@@ -22,6 +22,7 @@ __all__ = [
     "detached_trees",
     "filesystem",
     "idmap",
+    "keep_out_of_copies",
     "layers_by_path",
     "make_private",
     "move_mount",
@@ -42,7 +43,7 @@ _PIVOT_ROOT = {"x86_64": 155}.get(machine(), 41)
 RDONLY, NOSUID, NODEV, NOEXEC = 0x1, 0x2, 0x4, 0x8
 IDMAP = 0x100000
 
-_MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x4000, 1 << 18, 2
+_MS_REC, _MS_UNBINDABLE, _MS_PRIVATE, _MNT_DETACH = 0x4000, 1 << 17, 1 << 18, 2
 
 
 def filesystem(
@@ -102,6 +103,12 @@ def restrict(mount: int, attributes: int, *, path: bytes = b"", recursive: bool 
     block = struct.pack("=QQQQ", attributes, 0, _MS_PRIVATE, 0)
     flags = (0 if path else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0)
     syscall("mount_setattr", _MOUNT_SETATTR, mount, path, flags, block, 32)
+
+
+def keep_out_of_copies(mount: int) -> None:
+    """Have a recursive copy of what a mount is attached below leave it out, until ``restrict``."""
+    block = struct.pack("=QQQQ", 0, 0, _MS_UNBINDABLE, 0)
+    syscall("mount_setattr unbindable", _MOUNT_SETATTR, mount, b"", AT_EMPTY_PATH, block, 32)
 
 
 def idmap(mount: int, user_namespace: int) -> None:

@@ -46,11 +46,14 @@ def become_root(entries: list[list[str]], devices: list[str], *, make_nodes: boo
     """Build the root at ``place`` and make it the calling process's; everything is read-only then.
 
     ``Preconditions:`` the process is in a mount namespace of its own, and nothing that is bound lies
-    below ``place``. Raises SandboxError (``root-failed``) with the entry that could not be made.
+    below ``place``, which may itself lie below what is bound. Raises SandboxError (``root-failed``) with the
+    entry that could not be made.
     """
     mounts.make_private()
     root = mounts.filesystem("tmpfs", mode="0755", size="1m", nr_inodes="4k")
     mounts.attach(root, place)
+    # A user's runtime directory may lie below what is bound: the copy must not hold this very root.
+    mounts.keep_out_of_copies(root)
     # Small files come from a file system that is let go at the end, so that none of it can be reached.
     os.mkdir(_STORE, 0o700, dir_fd=root)
     store = mounts.filesystem("tmpfs", mode="0755", size="1m")
