@@ -22,6 +22,7 @@ __all__ = [
     "USER",
     "UTS",
     "enter",
+    "halve_inotify",
     "id_map",
     "leave",
     "loopback_up",
@@ -92,6 +93,21 @@ def map_single(inside: int, outside: int, inside_gid: int, outside_gid: int) -> 
             os.write(handle, text.encode())
         finally:
             os.close(handle)
+
+
+def halve_inotify() -> None:
+    """Leave the user half of what the kernel lets one user watch: sandboxes count against the same quota.
+
+    The files written belong to the user namespace that has just been entered; nobody else's limits change.
+    """
+    for name in ("instances", "watches"):
+        try:
+            with open(f"/proc/sys/fs/inotify/max_user_{name}") as file:
+                most = int(file.read())
+            with open(f"/proc/sys/user/max_inotify_{name}", "w") as file:
+                file.write(str(max(1, most // 2)))
+        except (OSError, ValueError):
+            continue
 
 
 def make(

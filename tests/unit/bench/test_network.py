@@ -14,7 +14,7 @@ KINDS = ("bulk", "http", "tls", "https")
 
 
 def report(
-    *, relay: float = 0.6, connect: float = 0.4, answered: int = 1000, held: float = 2.0
+    *, relay: float = 0.6, connect: float = 0.4, answered: int = 1000, held: float = 4.0
 ) -> dict[str, Any]:
     """A report of figures that were not measured."""
     made = _Bench(1, 2, Path("/nowhere"), True)
@@ -26,7 +26,8 @@ def report(
     made.note("run_gate", 5.0)
     made.note("run_none", 4.0)
     made.note("look_up", 1.0)
-    made.facts = {"many_asked": 1000, "many_answered": answered, "descriptors_per_sandbox": held}
+    made.facts = {"many_asked": 1000, "many_answered": answered}
+    made.facts["descriptors_per_sandbox"] = {"worker": 2.0, "keeper": held, "library": 3.0}
     parsed: dict[str, Any] = json.loads(json.dumps(made.report()))
     return parsed
 
@@ -43,7 +44,7 @@ def test_all_met() -> None:
 
 @pytest.mark.parametrize(("name", "how"), [
     ("relay_ratio", {"relay": 0.4}), ("tls_ratio", {"relay": 0.4}), ("added_connect_ms", {"connect": 0.6}),
-    ("connections_lost", {"answered": 999}), ("descriptors_per_sandbox", {"held": 3.1}),
+    ("connections_lost", {"answered": 999}), ("descriptors_per_sandbox", {"held": 4.1}),
 ])  # fmt: skip
 def test_one_missed(name: str, how: dict[str, Any]) -> None:
     """A figure that misses its target is called so."""

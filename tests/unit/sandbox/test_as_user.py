@@ -31,7 +31,7 @@ def test_the_library_as_an_unprivileged_user() -> None:
         home.mkdir()
         os.chown(home, 1000, 1000)
         files = ("test_api.py", "test_network.py", "test_pools.py", "test_published.py", "test_sessions.py")
-        files += ("test_waiting.py",)
+        files += ("test_descriptors.py", "test_waiting.py")
         pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "60"]
         env = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
         env |= {"PYTHONPATH": f"{place}/src", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -153,10 +153,11 @@ class DirectSite:
         if pid == 0:
             _become_broker(self, spec, ids, alive, channel)
         self.pid = pid
-        os.close(self.lock)  # now it is the broker's: if that dies, nobody waits for it
-        self.lock = -1
-        os.close(pidfd)
-        os.close(channel)
+        # Now they are the broker's. If that dies, nobody waits for the lock.
+        for handle in (self.tree, self.outer, self.lock, pidfd, channel):
+            if handle >= 0:
+                os.close(handle)
+        self.tree = self.outer = self.lock = -1
 
     def stop(self) -> None:
         """End the broker; nobody it could serve is left."""

@@ -41,7 +41,7 @@ _MOST_GARBAGE = 8
 class _Run:
     """One command under way, or ended and waiting for its changes to be settled."""
 
-    __slots__ = ("limit", "note", "running", "settled", "site", "started", "told", "watch")
+    __slots__ = ("limit", "note", "released", "running", "settled", "site", "started", "told", "watch")
 
     def __init__(self, site: Site, running: Running, note: str, watch: Watch | None) -> None:
         self.site = site
@@ -50,6 +50,7 @@ class _Run:
         self.watch = watch
         self.started = time.monotonic()
         self.limit = ""
+        self.released = False
         self.told = False  # the client knows that it has ended
         self.settled: bool | None = None  # the client's last word (keep), come before init's end
 
@@ -138,9 +139,14 @@ class Keeper:
         for run in self._runs.values():
             if run.running is None:
                 continue
-            if not run.site.kept and now - run.started > _KEEP_AFTER:
-                with suppress(OSError):  # no room: the command goes on, and it is tried again at its end
-                    self._launcher.keep(run.site, run.note)
+            if now - run.started > _KEEP_AFTER:
+                if not run.released and run.running.record:
+                    # Of most commands it is closed after the answer, with all the rest.
+                    run.released = True
+                    run.site.release()
+                if not run.site.kept:
+                    with suppress(OSError):  # no room: the command goes on; it is tried again at its end
+                        self._launcher.keep(run.site, run.note)
             if run.watch is not None and not run.limit and (limit := run.watch.exceeded()):
                 run.limit = limit
                 self._launcher.kill(run.running)
@@ -285,7 +291,7 @@ class Keeper:
         if not running.site.lingering:
             self._launcher.linger(running)
         outcome = self._launcher.early_outcome(running) if not run.told else None
-        if outcome is not None:
+        if outcome is not None and self._opened(run):
             self._tell_end(number, run, outcome)
         if not more:
             del self._by_status[running.status]
@@ -302,10 +308,26 @@ class Keeper:
             self._poll.unregister(running.status)
         outcome = self._launcher.reap(running)
         run.running = None
-        if not run.told:
+        if run.told:
+            if run.settled is not None:
+                self._finish(number, run, keep=run.settled)
+        elif self._opened(run):
             self._tell_end(number, run, outcome)
-        elif run.settled is not None:
-            self._finish(number, run, keep=run.settled)
+        else:
+            self._tell({"event": "error", "id": number, "kind": "SandboxError", "code": "sandbox-failed",
+                        "message": "the changes of an ended command cannot be opened",
+                        "hint": "what is left of them is kept; see `casemate changes`"})  # fmt: skip
+            with suppress(OSError):
+                self._launcher.keep(run.site, run.note)
+            self._finish(number, run, keep=True)
+
+    def _opened(self, run: _Run) -> bool:
+        """Open the tops of a run that has ended; False where that cannot be done just now."""
+        try:
+            run.site.open_tops()
+        except OSError:
+            return False
+        return True
 
     def _tell_end(self, number: int, run: _Run, outcome: Outcome) -> None:
         run.told = True
@@ -389,7 +411,7 @@ class Keeper:
                 self._launcher.reap(run.running)
             if run.settled is False:
                 self._launcher.forget(run.site)
-            elif run.site.tops and not all(_empty(top) for top in run.site.tops):
+            elif not self._opened(run) or not all(_empty(top) for top in run.site.tops):
                 with suppress(OSError):
                     self._launcher.keep(run.site, run.note)
             else:
@@ -441,7 +463,7 @@ def main(argv: list[str]) -> int:
     # Nothing of the library's process stays open here, nor does its directory stay in use.
     close_all_but([descriptor])
     os.chdir("/")
-    use_all_descriptors()  # a running sandbox takes some twenty
+    use_all_descriptors()  # one that is started takes some twenty
     os.set_inheritable(descriptor, False)
     endpoint = _socket.socket(fileno=descriptor)
     try:

@@ -85,7 +85,7 @@ class Launcher:
             namespaces.leave(namespaces.USER | namespaces.MOUNT)
             namespaces.map_single(self._own_uid, self._own_uid, self._own_gid, self._own_gid)
             mounts.make_private()
-            _halve_inotify()
+            namespaces.halve_inotify()
         except OSError as error:
             raise ProtectionUnavailable(
                 f"this host lets user {self._own_uid} make no user namespace: {error}",
@@ -166,12 +166,12 @@ class Launcher:
         return running, terminals
 
     def _hold_network(self, site: Site, running: Running) -> None:
-        """Keep the sandbox's network, in which something may have to be reached later.
+        """Keep the sandbox's network, in which something may have to be reached later, as a user.
 
         Before, the child may still be in the host's own; later, when it is sealed, a user's launcher cannot
         look at it any more. Just now the child makes it, or has made it and waits for its surroundings.
         """
-        if site.spec.network_host or (site.capture is None and not self.rootless):
+        if site.spec.network_host or not self.rootless:
             return
         while site.network < 0 and not packets.readable(running.pidfd):
             try:
@@ -201,6 +201,7 @@ class Launcher:
 
         running = self._fork(site, None, (-1, -1, -1), theirs.fileno(), receive)
         theirs.close()
+        site.release(waiting=True)
         return running, ours.detach()
 
     def hand_over(
@@ -395,15 +396,19 @@ class Launcher:
 
         ``Preconditions:`` it has spawned its command, so that it is in a network of its own if it has one.
         """
-        site = running.site
-        if site.network < 0:
-            try:
-                site.network = namespaces.network_of(running.pid)
-            except OSError as error:
-                raise SandboxError(
-                    f"nothing inside this sandbox can be reached: {error}", code="inside-unreachable"
-                ) from error
-        return self._porter.socket(site.network)
+        held = running.site.network
+        if held >= 0:
+            return self._porter.socket(held)
+        try:
+            network = namespaces.network_of(running.pid)
+        except OSError as error:
+            raise SandboxError(
+                f"nothing inside this sandbox can be reached: {error}", code="inside-unreachable"
+            ) from error
+        try:
+            return self._porter.socket(network)
+        finally:
+            os.close(network)
 
     def keep(self, site: Site, note: str) -> None:
         """Make the tops outlive this process: from here on a kill loses nothing of the command's work.
@@ -412,10 +417,10 @@ class Launcher:
         mount of it. Commands that end within a moment never pay for this. Raises OSError where there is no
         room for that, and may be tried again.
         """
-        if site.kept or not site.tops:
+        if site.kept or not site.places:
             return
         make_directory(site.directory)
-        if not site.spec.tops_on_disk and site.tops and not site.attached:
+        if not site.spec.tops_on_disk and not site.attached:
             make_directory(f"{site.directory}/scratch")
             mounts.move_mount(site.scratch, mounts.AT_FDCWD, f"{site.directory}/scratch")
             site.attached.append(f"{site.directory}/scratch")
@@ -445,12 +450,8 @@ class Launcher:
 
     def discard(self, site: Site) -> None:
         """Let go of all that was made. Every process must be dead; tops are gone after this."""
-        descriptors = [site.scratch, *site.tops, *site.lingering]
-        descriptors += [descriptor for descriptor, _ in (*site.parts, *site.joined)]
-        for descriptor in descriptors:
-            if descriptor >= 0:
-                os.close(descriptor)
-        for descriptor in (site.network, site.listener, site.broker):
+        site.release()
+        for descriptor in (site.scratch, site.network, site.listener, site.broker):
             if descriptor >= 0:
                 os.close(descriptor)
         if site.direct is not None and site.spec.direct is not None:
@@ -459,11 +460,8 @@ class Launcher:
         if site.capture is not None:
             site.capture.close()
             site.capture = None
-        site.scratch = site.pts = site.network = site.listener = site.broker = -1
-        site.parts, site.tops, site.joined, site.lingering = [], [], [], []
-        if site.ruleset is not None:
-            site.ruleset.close()
-            site.ruleset = None
+        site.scratch = site.network = site.listener = site.broker = -1
+        site.places = []
         if site.group is not None:
             for _ in range(200):
                 if site.group.remove():
@@ -483,18 +481,3 @@ class Launcher:
         namespaces.reap_helpers(wait=True)
         for parent in self.hierarchies.parents():
             cgroups.remove_leftovers(parent)
-
-
-def _halve_inotify() -> None:
-    """Leave the user half of what the kernel lets one user watch: sandboxes count against the same quota.
-
-    The files written belong to the user namespace that has just been entered; nobody else's limits change.
-    """
-    for name in ("instances", "watches"):
-        try:
-            with open(f"/proc/sys/fs/inotify/max_user_{name}") as file:
-                most = int(file.read())
-            with open(f"/proc/sys/user/max_inotify_{name}", "w") as file:
-                file.write(str(max(1, most // 2)))
-        except (OSError, ValueError):
-            continue

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["HOME", "account_files", "make_mount_point"]
+from casemate.isolation.process.trees import make_directory
+from casemate.sys import loop, mounts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from casemate.isolation.process.spec import Spec
+
+__all__ = ["HOME", "account_files", "make_mount_point", "new_scratch"]
 
 HOME = "/home/sandbox"
+_FLAGS = mounts.NOSUID | mounts.NODEV
+
+
+def new_scratch(spec: Spec, directory: str) -> int:
+    """The file system itself, detached: in memory, or in a file below the run's directory. Raises OSError."""
+    if not spec.scratch_image:
+        return mounts.filesystem("tmpfs", _FLAGS, mode="0711", size=str(spec.scratch))
+    make_directory(directory)
+    scratch = loop.make(f"{directory}/scratch.img", spec.scratch, _FLAGS)
+    handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=scratch)
+    os.fchmod(handle, 0o711)
+    os.close(handle)
+    return scratch
 
 
 def make_mount_point(scratch: int, target: str, *, directory: bool) -> None:

@@ -16,10 +16,10 @@ from contextlib import suppress
 from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import filter as seccomp
 from casemate.isolation.process import seal, stacks
-from casemate.isolation.process.private import HOME, account_files, make_mount_point
+from casemate.isolation.process.private import HOME, account_files, make_mount_point, new_scratch
 from casemate.isolation.process.template import Template
 from casemate.isolation.process.trees import make_directory
-from casemate.sys import cgroups, landlock, loop, mounts, namespaces
+from casemate.sys import cgroups, landlock, mounts, namespaces
 from casemate.sys.bpf import Prepared as PreparedFilter
 from casemate.sys.landlock import EVERYTHING, READ, WRITE_DEVICE, Ruleset
 from casemate.sys.native import machine
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["HOME", "Site", "SiteMaker"]
 
 _FLAGS = mounts.NOSUID | mounts.NODEV
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _HIDDEN = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
 
 
@@ -55,6 +56,7 @@ class Site:
         "network",
         "parts",
         "pid",
+        "places",
         "pts",
         "ruleset",
         "scratch",
@@ -78,7 +80,8 @@ class Site:
         self.parts: list[tuple[int, str]] = []  # detached mount, place inside
         self.work = ""  # what a run of a session has in the session's layers, for as long as it lasts
         self.pid = 0  # of the process that will be its init, where it is there before the site is made
-        self.tops: list[int] = []
+        self.places: list[str] = []  # of its tops: below the scratch, or absolute
+        self.tops: list[int] = []  # those, open; once it runs only when it has ended
         self.group: cgroups.Group | None = None
         self.joined: list[tuple[int, int]] = []  # namespaces made ahead: descriptor, kind
         self.lingering: list[int] = []
@@ -86,7 +89,7 @@ class Site:
         self.direct: DirectSite | None = None
         self.broker = -1  # the broker's end of its socket to init, until there is a broker
         self.listener = -1  # a unix socket inside, for whoever serves it
-        self.network = -1  # its network namespace, where something may have to be reached in it
+        self.network = -1  # a user's: its network namespace, in which something may have to be reached
         self.ruleset: Ruleset | None = None
         self.filter: PreparedFilter | None = None
 
@@ -96,7 +99,29 @@ class Site:
         stack = self.spec.stack
         if stack is not None:
             return [f"{stack.store}/{stack.live}"]
-        return [self.directory] if self.spec.tops_on_disk and self.tops else []
+        return [self.directory] if self.spec.tops_on_disk and self.places else []
+
+    def open_tops(self) -> None:
+        """Open its tops again. No process of the sandbox can reach their names. Raises OSError."""
+        for place in self.places[len(self.tops) :]:
+            self.tops.append(os.open(place, _DIRECTORY, dir_fd=self.scratch))
+
+    def release(self, *, waiting: bool = False) -> None:
+        """Close what only the making of it needs. ``Preconditions:`` its process has what it takes of it.
+
+        Mounts, namespaces and rules live on with that process. With ``waiting`` its command may still be
+        given a terminal.
+        """
+        parts = [(part, place) for part, place in self.parts if waiting and part == self.pts]
+        unneeded = [part for part, _ in (*self.parts, *self.joined) if not (waiting and part == self.pts)]
+        for descriptor in (*unneeded, *self.tops, *self.lingering):
+            os.close(descriptor)
+        self.parts, self.joined, self.tops, self.lingering = parts, [], [], []
+        if not parts:
+            self.pts = -1
+        if self.ruleset is not None:
+            self.ruleset.close()
+            self.ruleset = None
 
 
 class SiteMaker:
@@ -120,7 +145,7 @@ class SiteMaker:
         self._own = (os.geteuid(), os.getegid())
         self._templates: dict[str, Template] = {}
         self._filters: dict[str, PreparedFilter] = {}
-        self._maps: dict[tuple[int, int, int], int] = {}
+        self._maps = stacks.IdMaps()
 
     def template(self, spec: Spec, uid: int) -> Template:
         """The template of a spec; built on first use, while what a site of ``uid`` takes is made ready."""
@@ -142,9 +167,9 @@ class SiteMaker:
             # What fails here fails again where the view is made, which says whose map it was.
             with suppress(OSError):
                 for owner in {view.owner for view in spec.views if view.owner is not None}:
-                    self._id_map(owner, uid)
+                    self._maps.get(owner, uid)
                 if spec.stack is not None:
-                    self._id_map(None, uid)
+                    self._maps.get(None, uid)
 
     def filter(self, spec: Spec) -> PreparedFilter:
         """The seccomp program of a spec, ready to be installed."""
@@ -161,15 +186,14 @@ class SiteMaker:
         """Let templates and id maps go."""
         for template in self._templates.values():
             template.close()
-        for descriptor in self._maps.values():
-            os.close(descriptor)
         self._templates.clear()
-        self._maps.clear()
+        self._maps.trim(0)
 
     # -- the steps -----------------------------------------------------------------------------------
 
     def make(self, site: Site, name: str) -> None:
         """Fill in the site. Raises SandboxError, ProtectionUnavailable or OSError; discard it then."""
+        self._maps.trim()
         site.filter = self.filter(site.spec)
         self._make_group(site, name)
         self._make_private_parts(site)
@@ -226,7 +250,7 @@ class SiteMaker:
             kinds = namespaces.IPC | namespaces.UTS | (namespaces.NET if network else 0)
             made = namespaces.make(kinds, setup)
             site.joined = [(descriptor, kind) for kind, descriptor in made.items()]
-            if network:
+            if network and self.rootless:
                 site.network = os.dup(made[namespaces.NET])
             if spec.capture is not None:
                 site.capture = seal.receive_capture(ours)
@@ -276,7 +300,7 @@ class SiteMaker:
             site.ruleset = Ruleset(self._landlock)
             site.ruleset.allow(site.template.tree, READ)
             site.ruleset.allow(site.template.dev, READ | WRITE_DEVICE)
-        scratch = site.scratch = self._new_scratch(site)
+        scratch = site.scratch = new_scratch(spec, site.directory)
         if self.attached:
             make_directory(f"{site.directory}/scratch")
             mounts.attach(scratch, f"{site.directory}/scratch")
@@ -309,17 +333,6 @@ class SiteMaker:
             gid=str(site.gid),
         )
         self._add(site, site.pts, "/dev/pts")
-
-    def _new_scratch(self, site: Site) -> int:
-        size = site.spec.scratch
-        if not site.spec.scratch_image:
-            return mounts.filesystem("tmpfs", _FLAGS, mode="0711", size=str(size))
-        make_directory(site.directory)
-        scratch = loop.make(f"{site.directory}/scratch.img", size, _FLAGS)
-        handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=scratch)
-        os.fchmod(handle, 0o711)
-        os.close(handle)
-        return scratch
 
     def _add(self, site: Site, part: int, target: str) -> None:
         """A part that the sandbox may write to."""
@@ -369,7 +382,7 @@ class SiteMaker:
         site.work = stacks.enter(stack, site.pid)
         site.kept = True  # its tops lie where a kill does not reach them, and belong to no single run
         stacked = stacks.Stacked(
-            spec, site.scratch, site.directory, -1 if self.rootless else self._id_map(None, site.uid),
+            spec, site.scratch, site.directory, -1 if self.rootless else self._maps.get(None, site.uid),
             run=site.work, give=None if self.rootless else (site.uid, site.gid),
             attached=site.attached if self.attached else None,
         )  # fmt: skip
@@ -435,16 +448,15 @@ class SiteMaker:
         if site.spec.tops_on_disk:
             prefix = f"{site.directory}/"
             make_directory(site.directory)
-        handles: list[int] = []
         # The top's own mode is what the merged root directory shows.
         shown = os.stat(site.spec.views[number].source).st_mode & 0o777
         for name in (f"{prefix}up{number}", f"{prefix}work{number}"):
             os.mkdir(name, 0o700, dir_fd=site.scratch)
             os.chmod(name, shown, dir_fd=site.scratch)
             self._give(site, name)
-            handles.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=site.scratch))
-        site.tops.append(handles[0])
-        return handles[0], handles[1]
+        site.places.append(f"{prefix}up{number}")
+        site.open_tops()
+        return site.tops[-1], os.open(f"{prefix}work{number}", _DIRECTORY, dir_fd=site.scratch)
 
     def _host_directory(self, site: Site, source: str, owner: tuple[int, int] | None) -> int:
         """A detached mount of a host directory in which ``owner``'s files appear as the sandbox's."""
@@ -452,7 +464,7 @@ class SiteMaker:
         try:
             mounts.restrict(part, _FLAGS)
             if owner is not None and not self.rootless:
-                mounts.idmap(part, self._id_map(owner, site.uid))
+                mounts.idmap(part, self._maps.get(owner, site.uid))
         except OSError as error:
             os.close(part)
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
@@ -465,17 +477,6 @@ class SiteMaker:
                 found=str(error),
             ) from error
         return part
-
-    def _id_map(self, owner: tuple[int, int] | None, uid: int) -> int:
-        """A user namespace in which ``owner`` is ``uid``; None: the owner of what a session keeps."""
-        one, other = owner if owner is not None else (-1, -1)
-        key = (one, other, uid)
-        if key not in self._maps:
-            pairs = stacks.owners(uid), stacks.owners(uid)
-            if owner is not None:
-                pairs = [(owner[0], uid)], [(owner[1], uid)]
-            self._maps[key] = namespaces.id_map(*pairs)
-        return self._maps[key]
 
     def _hide(self, site: Site, view: int, inside: str, target: str) -> None:
         """Cover what a view shows by something empty that nobody may open."""

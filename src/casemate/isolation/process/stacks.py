@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process.ids import STORED
-from casemate.sys import mounts
+from casemate.sys import mounts, namespaces
 from casemate.sys.files import open_beneath
 from casemate.sys.process import lives, mark
 from casemate.sys.trees import make_directory, remove_tree
@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.isolation.process.spec import Spec, Stack
 
-__all__ = ["HOME_TOP", "Place", "Stacked", "enter", "inhabitant", "mount_overlay", "owners"]
+__all__ = ["HOME_TOP", "IdMaps", "Place", "Stacked", "enter", "inhabitant", "mount_overlay", "owners"]
 
 #: What HOME is called in a layer.
 HOME_TOP = "home"
@@ -36,6 +36,36 @@ _GATES = ".casemate"
 _RUN = "run "
 _FLAGS = mounts.NOSUID | mounts.NODEV
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class IdMaps:
+    """User namespaces for id-mapped mounts, remembered between runs; each is a descriptor."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int, int], int] = {}
+
+    def get(self, owner: tuple[int, int] | None, uid: int) -> int:
+        """One in which ``owner`` is ``uid``; None: the owner of what a session keeps. Raises OSError."""
+        one, other = owner if owner is not None else (-1, -1)
+        key = (one, other, uid)
+        made = self._made.pop(key, -1)
+        if made < 0:
+            pairs = owners(uid), owners(uid)
+            if owner is not None:
+                pairs = [(owner[0], uid)], [(owner[1], uid)]
+            made = namespaces.id_map(*pairs)
+        self._made[key] = made  # the last in the order
+        return made
+
+    def trim(self, most: int = 32) -> None:
+        """Let go of those that nobody has asked for longest. A mount that was made with one keeps it alive.
+
+        ``Preconditions:`` none that ``get`` has returned is still to be used.
+        """
+        while len(self._made) > most:
+            os.close(self._made.pop(next(iter(self._made))))
 
 
 class Place:
