@@ -19,7 +19,7 @@ from tests.unit.egress.gatelab import when
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-SECONDS = 10
+SECONDS = 30
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

@@ -119,7 +119,7 @@ def test_reached(ws: Path, environ: dict[str, str], echo: Echo) -> None:
             use = result.network
             assert use.capture in ("sk_lookup", "nftables")
             assert (use.allowed, use.refused, use.sent, use.received, use.lost) == (1, 0, 12, 12, False)
-            event = use.events[0]
+            (event,) = [event for event in use.events if event["kind"] == "connect"]
             assert (event["host"], event["port"], event["rule"]) == (HOST, echo.port, service(echo))
 
     drive(main())
