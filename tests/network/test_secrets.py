@@ -167,7 +167,7 @@ def test_every_part_of_an_answer(held: Held) -> None:
     """Wherever in an answer a host says again what it was asked with, it is taken out; other words stay."""
     words = {"secret": "$LAB_TOKEN", "plain": "word" + held.token[3:][::-1]}
     calls = "".join(
-        f'curl -sS -i -m 15 {raw} -H "TE: trailers" -H "Authorization: Bearer {word}"'
+        f'curl -sS -i -m 8 {raw} -H "TE: trailers" -H "Authorization: Bearer {word}"'
         f" https://allowed.example{path} >{kind}{path[1:]}{raw} &\n"
         for path in ECHOES for kind, word in words.items() for raw in ("", "--raw")
     )  # fmt: skip
