@@ -26,7 +26,8 @@ from tests.unit.workspace.tops import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.security
 
@@ -74,6 +75,74 @@ def test_host_changes_win(stage: Stage) -> None:
     assert report.complete
     kept = {path.read_text() for path in stage.hold.iterdir() if path.name.isdigit()}
     assert kept == {"sandbox"}
+
+
+def rewrite(path: Path, content: str) -> None:
+    """Save a file as editors do."""
+    new = path.with_name("new~")
+    write(new, content)
+    os.rename(new, path)
+
+
+@pytest.mark.parametrize("save", [write, rewrite])
+@pytest.mark.parametrize("seen", [True, False])
+def test_host_changes_before_the_command_wrote(
+    stage: Stage, save: Callable[[Path, str], None], seen: bool
+) -> None:
+    """What the host changed during the run wins, even if the command made its version later: it may have
+    read the old one. The control: what was changed before the run was seen by it.
+    """
+    stage.lower(mod="1", mode="1", kind="1", deep="1", d__deep="1")
+    if not seen:
+        stage.start()
+    for path in ("mod", "mode", "new", "d/deep", "kind"):
+        save(stage.ws / path, "host")
+    if seen:
+        stage.start()
+    stage.put("mod", "sandbox")
+    stage.put("mode", "host", 0o755)
+    stage.put("new", "sandbox")
+    stage.put("d/deep", "sandbox")
+    stage.put("deep", "sandbox")
+    stage.link("kind", "mod")
+    report = stage.apply()
+    changed = ["d/deep", "kind", "mod", "mode", "new"]
+    assert held(report) == ({} if seen else dict.fromkeys(changed, "conflict"))
+    assert report.complete
+    now = [stage.text(path) for path in changed]
+    sandbox = ["sandbox", "sandbox", "sandbox", "host", "sandbox"]
+    assert now == (sandbox if seen else ["host"] * 5)
+    assert bool((stage.ws / "mode").stat().st_mode & 0o111) == seen
+    assert stage.text("deep") == "sandbox"
+
+
+def test_the_same_on_both_sides_is_no_conflict(stage: Stage) -> None:
+    """Where the host and the command have come to the same, nothing is held back; with another mode it is."""
+    stage.lower(mod="1", mode="1", link="1", dir__x="1")
+    stage.start()
+    for path in ("mod", "mode", "new", "dir/y"):
+        write(stage.ws / path, "same")
+    (stage.ws / "link").unlink()
+    os.symlink("mod", stage.ws / "link")
+    for path in ("mod", "new", "dir/y"):
+        stage.put(path, "same")
+    stage.put("mode", "same", 0o755)
+    stage.link("link", "mod")
+    assert held(stage.apply()) == {"mode": "conflict"}
+    assert (stage.ws / "mode").stat().st_mode & 0o111 == 0
+
+
+def test_names_of_one_file_are_no_conflict(stage: Stage) -> None:
+    """Replacing one name of a file with several changes the others' times: that is Casemate's own doing."""
+    stage.lower(a="1")
+    os.link(stage.ws / "a", stage.ws / "b")
+    os.link(stage.ws / "a", stage.ws / "c")
+    stage.start()
+    stage.put("a", "sandbox a")
+    stage.put("b", "sandbox b")
+    stage.whiteout("c")
+    assert not stage.apply().held
+    assert (stage.text("a"), stage.text("b"), stage.exists("c")) == ("sandbox a", "sandbox b", False)
 
 
 SWAPPER = """

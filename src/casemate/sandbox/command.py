@@ -230,6 +230,7 @@ class Begun:
         A cancellation that comes when the keeper has been asked takes effect when the command runs:
         ``number`` is its number then, and it is the caller's to end.
         """
+        job.begin()
         network = job.policy.network
         if not wants_gate(network):
             await self._start(job, streams)

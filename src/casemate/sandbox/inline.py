@@ -97,6 +97,7 @@ class InlineRun:
             self._job = self._session.enter(self._job)
         job, launcher = self._job, self._launcher
         assert job.plan is not None  # noqa: S101
+        job.begin()
         if self._gate is not None and needed_at_once(job.policy.network):
             self._prepare_network()
         stdio = (-1, -1, -1)

@@ -100,6 +100,13 @@ class Job(msgspec.Struct, kw_only=True):
         """Refuse what execve would refuse with E2BIG. Raises SandboxError (``argument-too-long``)."""
         _check_size(self.late)
 
+    def begin(self) -> None:
+        """Its view is made from now on: what was changed before (by those it has waited for) it will see.
+
+        Preconditions: it has its lock.
+        """
+        self.began_wall_ns = time.time_ns()
+
     def note(self) -> str:
         """The text that is kept beside the tops, for whoever finds them."""
         return msgspec.json.encode(

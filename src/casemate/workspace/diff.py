@@ -15,7 +15,7 @@ from casemate.sys.files import DIRECTORY, open_beneath
 from casemate.workspace.content import same
 from casemate.workspace.doomed import Doomed
 from casemate.workspace.judge import Judge
-from casemate.workspace.make import born_ns
+from casemate.workspace.make import seen_ns
 from casemate.workspace.merged import Merged, open_content, read_link
 from casemate.workspace.names import join
 from casemate.workspace.renames import pair
@@ -280,15 +280,14 @@ class TopReview(Review):
 
     def _in_conflict(self, change: Change, before: os.stat_result, entry: Entry) -> bool:
         """Whether the step would find that the host's version is newer."""
-        if entry.what in ("mode", "touched"):
+        if entry.what == "touched":
             return False  # nothing of the host's is lost
         started = self._options.started_ns
         directory = change.path.rpartition("/")[0]
         if stat.S_ISDIR(before.st_mode):
             replaced = stat.S_ISDIR(change.lower_mode) or directory in self._replacing
             return not replaced or before.st_ctime_ns > started
-        changed = before.st_ctime_ns
-        return changed > started and changed > born_ns(self._top, change, started, self._options.firsts)
+        return before.st_ctime_ns > seen_ns(change, started, self._options.firsts)
 
     def names(self) -> Iterator[str]:
         """What is done counts, too: a step that was killed may be run again by the same words."""

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from casemate.sys.files import birth_ns, open_beneath, xattrs
+from casemate.sys.files import xattrs
 from casemate.workspace.adopt import Adopter
 from casemate.workspace.content import copy, same, write_all
 from casemate.workspace.merged import open_content, read_link
@@ -24,22 +24,19 @@ if TYPE_CHECKING:
     from casemate.workspace.survey import Firsts
     from casemate.workspace.target import Target
 
-__all__ = ["Maker", "born_ns"]
+__all__ = ["Maker", "seen_ns"]
 
 
-def born_ns(top: int, change: Change, started_ns: int, firsts: Firsts | None) -> int:
-    """When the command made its version of an entry (or copied the host's up, to change it)."""
-    if change.kind == WHITEOUT:
-        return started_ns  # whiteouts share one inode
-    try:
-        fd = open_beneath(top, change.path, os.O_PATH | os.O_NOFOLLOW)
-    except OSError:
+def seen_ns(change: Change, started_ns: int, firsts: Firsts | None) -> int:
+    """The moment after which a change by the host at this path need not have been seen by the command.
+
+    That is when its view was made. When the entry was made, or copied up, says nothing: a program reads long
+    before it writes, and the overlay goes on showing what it has looked up once (that there is nothing, too)
+    after the host has put another file in its place.
+    """
+    if change.kind == WHITEOUT or firsts is None:
         return started_ns
-    try:
-        born = birth_ns(fd) or started_ns
-        return born if firsts is None else firsts.born(change.path, born, started_ns)
-    finally:
-        os.close(fd)
+    return firsts.since(change.path, started_ns)
 
 
 class Maker:
@@ -267,9 +264,10 @@ class Maker:
             return False
         mode = change.mode & 0o777
         same_mode, same_time = before.st_mode & 0o777 == mode, before.st_mtime_ns == change.mtime_ns
-        # Where the host has chosen another mode since, nothing is lost with ours.
-        if (same_mode and same_time) or self._host_is_newer(change, before):
+        if same_mode and same_time:
             return True
+        if self._host_is_newer(change, before):
+            return same_mode  # another mode may be the host's choice as well as the command's: a conflict
         if before.st_nlink > 1 or not (same_mode or same_time):
             # By a new file: another name of this one may lie outside of the workspace; and of two changes
             # a step that is killed would leave one undone.
@@ -289,8 +287,5 @@ class Maker:
         self.tally.change(what, change.path)
 
     def _host_is_newer(self, change: Change, status: os.stat_result) -> bool:
-        """Whether the host changed its entry after the command made (or copied up) its own."""
-        changed_since = self.target.changed_since
-        return changed_since(status, self.started) and changed_since(
-            status, born_ns(self.top, change, self.started, self.firsts)
-        )
+        """Whether the host changed its entry since, so that the command need not have seen it."""
+        return self.target.changed_since(status, seen_ns(change, self.started, self.firsts))

@@ -30,9 +30,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the run and choices of the policy."""
 
-    #: ``start_time()`` taken before the overlay was mounted: later host changes win over deletions.
+    #: ``start_time()`` taken before the overlay was mounted: what the host changed later is its own.
     started_ns: int
-    #: Of a session: since when paths are its own, where the time of an entry does not tell.
+    #: Of a session: since when paths are its own.
     firsts: Firsts | None = None
     #: ``user.overlay.`` for an overlay mounted with ``userxattr``.
     xattrs: str = "trusted.overlay."

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from casemate.workspace import store as keeping
 from casemate.workspace.judge import Judge
-from casemate.workspace.make import Maker, born_ns
+from casemate.workspace.make import Maker, seen_ns
 from casemate.workspace.merged import Merged, open_content, read_link
 from casemate.workspace.moves import Mover, connected
 from casemate.workspace.names import prefixes, printable
@@ -255,7 +255,7 @@ class Step:
         # What is in conflict is newer on the host already: only what the host does from now on counts.
         since = time.time_ns()
         if held.reason != CONFLICT:
-            since = born_ns(self.top, change, self.started, self.options.firsts)
+            since = seen_ns(change, self.started, self.options.firsts)
         try:
             if change.kind == LINK:
                 to = os.fsencode(read_link(self.top, change.path))

@@ -1,11 +1,12 @@
 """What a layer of a session holds: how much, and since when each of its paths hides what the host has there.
 
 A session lasts for days, and the host goes on working below it. What the host changed in a file after the
-session made its own version must be a conflict, and what it changed before must not. The time of the entry
-itself does not tell: a program that replaces a file makes a new entry, of a newer time. So whoever ends a
-command notes the paths that are new in the live top, with the time of the entry as it is then; what was
-noted stays. Below a directory that only the session has nothing is noted: all of it is as old as that. Where
-a top is too large for all of this, whatever the host changed since the session began counts as a conflict.
+beginning of the command that made the session's version must be a conflict: that command need not have seen
+it. What it changed before must not. The time of the entry itself does not tell: a program reads long before
+it writes, and one that replaces a file makes a new entry. So whoever ends a command notes the paths that are
+new in the live top, with the moment at which that command began; what was noted stays. Below a directory that
+only the session has nothing is noted: all of it is as old as that. Where a top is too large for all of this,
+whatever the host changed since the session began counts as a conflict.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import suppress
 
 import msgspec
 
-from casemate.sys.files import birth_ns, open_beneath, xattrs
+from casemate.sys.files import open_beneath, xattrs
 from casemate.sys.usage import disk_usage
 from casemate.workspace.names import join, prefixes
 
@@ -58,7 +59,8 @@ class Size(msgspec.Struct, frozen=True):
 class Firsts:
     """Since when the paths of one view are the session's own.
 
-    ``known`` maps a path to the moment (ns; 0: unknown) and whether with all that is below it.
+    ``known`` maps a path to the moment at which the command began that made it so (ns; 0: unknown), and
+    whether with all that is below it.
     """
 
     def __init__(self, *, complete: bool = True) -> None:
@@ -78,24 +80,22 @@ class Firsts:
         for path, (since_ns, hides) in other.known.items():
             self.add(path, since_ns, hides)
 
-    def born(self, path: str, birth_ns: int, started_ns: int) -> int:
-        """The moment after which a change by the host at this path was not seen by the session.
-
-        ``birth_ns`` is the time of the entry itself, ``started_ns`` that of the session.
+    def since(self, path: str, started_ns: int) -> int:
+        """The moment after which a change by the host at this path need not have been seen by the session;
+        that of the session itself, ``started_ns``, where no more is known.
         """
         if not self.complete:
             return started_ns
-        found = self.known.get(path)
-        moment = birth_ns if found is None else found[0]
-        for above in prefixes(path)[1:]:
+        moments: list[int] = []
+        for above in prefixes(path):
             found = self.known.get(above)
-            if found is not None and found[1]:
-                moment = min(moment, found[0])
-        return max(moment, started_ns)
+            if found is not None and (found[1] or above == path):
+                moments.append(found[0])
+        return max(min(moments, default=started_ns), started_ns)
 
 
 def note_firsts(layer: str, tops: Sequence[str], prefix: str, since_ns: int, seconds: float) -> None:
-    """Note what is new in the tops of a layer since the command that began at ``since_ns`` (0: unknown).
+    """Note what is new in the tops of a layer by the command that began at ``since_ns`` (0: unknown).
 
     ``prefix`` is that of overlayfs' attributes. Where it takes longer than ``seconds``, or holds too much,
     the notes are incomplete from then on. Raises OSError if nothing can be written. Preconditions: nobody
@@ -118,15 +118,13 @@ def note_firsts(layer: str, tops: Sequence[str], prefix: str, since_ns: int, sec
 def _note(top: str, firsts: Firsts, prefix: str, since_ns: int, end: float) -> None:
     known = firsts.known
 
-    def add(path: str, fd: int, facts: os.stat_result, name: str, *, hides: bool) -> None:
+    def add(path: str, *, hides: bool) -> None:
         before = known.get(path)
         if before is not None and (before[1] or not hides):
             return
         if len(known) >= _MOST:
             raise _Cut
-        # Whiteouts share one inode, whose time is that of the first.
-        whiteout = stat.S_ISCHR(facts.st_mode)
-        firsts.add(path, since_ns if whiteout else birth_ns(fd, name) or 0, hides)
+        firsts.add(path, since_ns, hides)
 
     queue: list[str] = []
     for path, fd, facts, name in _walk(top, queue, end):
@@ -135,11 +133,11 @@ def _note(top: str, firsts: Firsts, prefix: str, since_ns: int, end: float) -> N
             if stat.S_ISDIR(facts.st_mode):
                 queue.append(full)
             else:
-                add(full, fd, facts, name, hides=True)
+                add(full, hides=True)
         elif path:
             marks = xattrs(fd, prefix)
             whole = marks.get("opaque") == b"y" or "origin" not in marks
-            add(path, fd, facts, "", hides=whole)
+            add(path, hides=whole)
             if whole and "redirect" not in marks:
                 queue.append("")  # nothing more of this one
 

@@ -36,17 +36,21 @@ def command(stage: Stage, script: str) -> Firsts:
 
 
 def test_a_path_is_as_old_as_its_first_version(stage: Stage) -> None:
-    """A file that is replaced again and again keeps the time of its first version; one that is changed for
-    the first time now has now; a deletion counts from the beginning of its command.
+    """A file that is replaced again and again keeps the moment of its first version, which is the beginning
+    of the command that made it; one that is changed for the first time has that of the present one.
     """
     stage.lower(a="1", b="1", c="1", d__x="1", d__y="1")
+    start = time.time_ns()
     first = command(stage, "echo 2 >>a; rm c; echo 2 >>d/x")
     assert first.complete
+    (began,) = {first.known[path][0] for path in ("a", "c", "d/x")}
+    made = (stage.upper / "a").stat().st_mtime_ns
+    assert start <= began < made, "before the command has made anything"
     before = time.time_ns()
     second = command(stage, "echo 3 >t; mv t a; echo 2 >b; rm d/x; echo 3 >d/x; mkdir c")
     for path in ("a", "c", "d/x"):
-        assert second.known[path][0] == first.known[path][0] < before, path
-    assert second.known["b"][0] >= before - 20_000_000
+        assert second.known[path][0] == began, path
+    assert before <= second.known["b"][0] < (stage.upper / "b").stat().st_mtime_ns
     assert second.known["c"][1], "in the place of a file, with all that is below"
     assert set(second.known) == {"a", "b", "c", "d", "d/x"}
     assert not second.known["d"][1]
@@ -59,24 +63,24 @@ def test_below_a_new_directory_nothing_is_noted(stage: Stage) -> None:
     assert set(found.known) == {"n", "d", "d/new"}
     assert [found.known[path][1] for path in ("n", "d", "d/new")] == [True, False, True]
     moment = found.known["n"][0]
-    assert found.born("n/m/1", moment + 99, 0) == moment
-    assert found.born("d/other", moment + 99, 0) == moment + 99
+    assert found.since("n/m/1", 0) == moment
+    assert found.since("d/other", 99) == 99, "nothing is known of it"
 
 
-def test_born() -> None:
+def test_since() -> None:
     """The oldest of what is known counts, never before the session's start; without notes only that."""
     firsts = Firsts()
     firsts.add("a", 50, True)
     firsts.add("d", 40, False)
     firsts.add("e", 30, True)
-    assert [firsts.born(path, 90, 10) for path in ("a", "b", "d", "d/x", "e/x/y")] == [50, 90, 40, 90, 30]
-    assert firsts.born("a", 90, 60) == 60
+    assert [firsts.since(path, 10) for path in ("a", "b", "d", "d/x", "e/x/y")] == [50, 10, 40, 10, 30]
+    assert firsts.since("a", 60) == 60
     firsts.add("a", 70, False)
     assert firsts.known["a"] == (50, True)
     firsts.add("a", 20, False)
     assert firsts.known["a"] == (20, True)
     firsts.complete = False
-    assert firsts.born("b", 90, 10) == 10
+    assert firsts.since("a", 10) == 10
     other = Firsts(complete=False)
     other.add("b", 5, False)
     whole = Firsts()
