@@ -117,6 +117,20 @@ def test_more_directories(caller: Caller, ws: Path) -> None:
     assert ((other / "o").read_text(), sorted(os.listdir(ws))) == ("o\n1\n2\n", ["f", "g"])
 
 
+def test_a_conflict_that_is_named(caller: Caller, ws: Path) -> None:
+    """Naming a file of a session is no consent to overwriting what the host has changed since."""
+    for name in ("f", "g"):
+        caller.file(ws / name, "0\n")
+    run(caller, ws, "echo session >>f; echo session >>g; echo e >.envrc")
+    caller.file(ws / "f", "host\n")
+    done = apply(caller, ws, "f", "g", ".envrc")
+    assert b"held back: f (conflict)" in done.err, done
+    there = {name: (ws / name).read_text() for name in os.listdir(ws)}
+    assert there == {"f": "host\n", "g": "0\nsession\n", ".envrc": "e\n"}
+    assert caller.cli("apply", "f", "--overwrite", cwd=ws).code == 0
+    assert (ws / "f").read_text() == "0\nsession\n"
+
+
 @pytest.mark.parametrize("how", ["in place", "by a new file"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_conflicts(caller: Caller, ws: Path, how: str, frozen: bool) -> None:

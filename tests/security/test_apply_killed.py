@@ -190,14 +190,19 @@ def test_taking_what_was_held_is_killed(who: str) -> None:
                     die_at(change)
                     hold = os.open(stage.hold, os.O_RDONLY | os.O_DIRECTORY)
                     take(hold, str(stage.ws))
+                    take(hold, str(stage.ws), ["conflict"], overwrite=True)
                 os._exit(0)
             os.waitpid(child, 0)
         hold = os.open(stage.hold, os.O_RDONLY | os.O_DIRECTORY)
         try:
             report = take(hold, str(stage.ws))
+            last = take(hold, str(stage.ws), ["conflict"], overwrite=True)
+            left = units(hold)
         finally:
             os.close(hold)
-        assert (report.complete, report.held) == (True, ())
-        assert os.listdir(stage.hold) == []
+        assert report.complete
+        assert {item.path for item in report.held} <= {"conflict"}
+        assert (last.complete, last.held) == (True, ())
+        assert left == []
         assert (stage.text(".envrc"), stage.text("conflict")) == ("e" * 5000, "sandbox")
         assert not stage.exists("keep/.envrc")

@@ -33,12 +33,12 @@ paths, or say --all.
   PATH          an exact path, or a directory with all in it; what you name exactly is applied even if
                 it is protected; the rest waits on
   --only GLOB   the changes that match, and the directories they need: '*.py', 'src/**', '/docs/*.md'
-                (may be repeated); the rest waits on
+                (may be repeated); the rest waits on. What was held back is not applied by a pattern
   --session NAME   of diff and apply: what a session has changed, instead of what is kept
   --all         all of it
   --stat        the list without the texts
   -C DIR        the workspace (default: the present directory)
-  --overwrite   of held-back changes: also replace what has changed on the host since
+  --overwrite   of held-back changes: also replace what the host has changed as well (conflicts)
   --            what follows are names, even if they begin with a hyphen
 """
 _SWITCHES = {
@@ -226,6 +226,9 @@ def tell_applied(applied: Applied) -> int:
 
 def _held(kept: Kept, name: str, words: CommandLine) -> int:
     paths = [*words.names]
+    if words.globs and words.verb == "apply":
+        tell("a pattern is no consent to what was held back: name the paths, or say --all")
+        return 2
     if words.globs:
         with kept.review(name) as reviews:
             reviews.select(Words(tuple(words.globs)))
@@ -242,32 +245,16 @@ def _held(kept: Kept, name: str, words: CommandLine) -> int:
     if words.verb == "discard":
         tell(f"discarded: {kept.discard_held(name, chosen)} entries")
         return 0
-    overwrite = "--overwrite" in words.switches
-    if chosen is None and not overwrite:
-        # What the host changed too is nobody's by default: it has to be named, or --overwrite said.
-        wanted = _without_conflicts(kept, name)
-        if not wanted:
-            return 1
-        chosen = wanted
-    report = kept.apply_held(name, chosen, overwrite=overwrite)
+    report = kept.apply_held(name, chosen, overwrite="--overwrite" in words.switches)
     for what, path in report.changed:
         put(1, f"{what} {escaped(path)}\n".encode())
     for failure in report.failed:
         tell(f"could not be applied: {escaped(failure.path)}: {failure.error}")
     for item in report.held:
         tell(f"still held back: {escaped(item.path)} ({item.reason})")
+    if report.conflicts:
+        tell("what the host has changed as well is replaced only with --overwrite")
     return 0 if not report.failed and not report.held else 1
-
-
-def _without_conflicts(kept: Kept, name: str) -> list[str]:
-    wanted: list[str] = []
-    for entry in kept.held():
-        for unit in entry.units if entry.name == name else ():
-            if unit.reason == "conflict":
-                tell(f"the host changed it too, so name it or say --overwrite: {escaped(unit.path)}")
-            else:
-                wanted.append(unit.path)
-    return wanted
 
 
 # -- changes -------------------------------------------------------------------------------------------------

@@ -140,7 +140,9 @@ class Kept:
         return found
 
     def apply_held(self, name: str, paths: list[str] | None, *, overwrite: bool) -> ApplyReport:
-        """Apply held-back changes that a person has looked at; None for all of that run."""
+        """Apply held-back changes that a person has looked at; None for all of that run. What the host has
+        changed, too, only with ``overwrite``.
+        """
         run, _, number = name.partition("/")
         handle = self._hold(run, number)
         views = self._held_views(run)

@@ -21,6 +21,7 @@ from casemate.sandbox.job import PENDING
 from casemate.workspace import held
 from casemate.workspace.diff import TopReview
 from casemate.workspace.journal import Journal
+from casemate.workspace.report import CONFLICT, SPECIAL
 from casemate.workspace.select import Selection
 
 TYPE_CHECKING = False
@@ -220,7 +221,8 @@ class Tops:
     def apply(self, name: str, words: Words | None = None) -> Applied:
         """Apply its changes by the same checked step as at a command's end; with ``words`` a part of them.
 
-        What a person names by its very path is applied even if it is protected. Raises WorkspaceError.
+        What a person names by its very path is applied even if it is protected, not if the host changed it,
+        too. Raises WorkspaceError.
         """
         note = self._noted(name)
         only: list[Selection] | None = None
@@ -253,14 +255,16 @@ class Tops:
         return msgspec.structs.replace(applied, kept=kept[0]) if kept else applied
 
     def _take_named(self, note: _Note, hold: str, only: list[Selection], applied: Applied) -> Applied:
-        """Apply what was held back although a person has named it: that is the consent it waits for."""
+        """Apply what was held back although a person has named it: that is the consent it waits for. It is
+        none to overwriting what the host has changed.
+        """
         taken: set[str] = set()
         for number, view in enumerate(note.views):
             prefix = "" if number == 0 and view == self._job.workspace else f"{view}/"
             names = [
                 path.removeprefix(prefix)
                 for path, reason in applied.held
-                if path.startswith(prefix) and reason != "special"
+                if path.startswith(prefix) and reason not in (SPECIAL, CONFLICT)
                 and only[number].names(path.removeprefix(prefix))
             ]  # fmt: skip
             if not names:

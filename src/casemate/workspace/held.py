@@ -1,8 +1,8 @@
 """What was held back, after the fact: list it, take it with consent, or throw it away.
 
 ``take`` obeys every rule of the apply step but the one that a person has waived by naming a path: nothing
-outside the workspace is touched, no link followed, no half-written file shown, and what the host changed
-since is not overwritten unless that is asked for too.
+outside the workspace is touched, no link followed, no half-written file shown, and what the host changed too,
+before or since, is not overwritten unless that is asked for as well.
 """
 
 from __future__ import annotations
@@ -55,12 +55,9 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
 def units(hold_dir: int) -> list[Unit]:
     """What is kept in a hold directory, by path."""
-    groups: dict[bytes, list[Item]] = {}
-    for item in read_manifest(hold_dir):
-        groups.setdefault(item.unit or item.path, []).append(item)
     found: list[Unit] = []
-    for path, items in groups.items():
-        head = next((item for item in items if item.path == path), items[0])
+    for path, items in _groups(read_manifest(hold_dir)).items():
+        head = _head(path, items)
         found.append(
             Unit(
                 path=os.fsdecode(path), reason=head.reason, detail=head.detail, kind=head.kind,
@@ -68,6 +65,19 @@ def units(hold_dir: int) -> list[Unit]:
             )
         )  # fmt: skip
     return sorted(found, key=lambda unit: os.fsencode(unit.path))
+
+
+def _groups(items: list[Item]) -> dict[bytes, list[Item]]:
+    groups: dict[bytes, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.unit or item.path, []).append(item)
+    return groups
+
+
+def _head(path: bytes, items: list[Item]) -> Item:
+    """The item that stands for its unit: one in conflict, or the unit's own entry."""
+    own = [item for item in items if item.path == path] or items
+    return next((item for item in (*own, *items) if item.reason == CONFLICT), own[0])
 
 
 def discard(hold_dir: int, paths: Iterable[str] | None = None) -> int:
@@ -80,8 +90,9 @@ def take(
 ) -> ApplyReport:
     """Apply the units at ``paths`` (None: all): the caller has the consent of a person for each.
 
-    ``overwrite`` also replaces what the host changed after it was held back. What has been applied is no
-    longer held. Raises WorkspaceError if the workspace cannot be opened.
+    ``overwrite`` also replaces what the host changed too, or after it was held back: to name a path is no
+    consent to that. What has been applied is no longer held. Raises WorkspaceError if the workspace cannot be
+    opened.
     """
     began = time.perf_counter()
     try:
@@ -93,6 +104,8 @@ def take(
     tally = Tally(1000)
     try:
         chosen = _chosen(read_manifest(hold_dir), paths)
+        if not overwrite:
+            chosen = _without_conflicts(chosen, tally)
         done = _Take(hold_dir, root, tally, overwrite).run(chosen)
         forget(hold_dir, done)
     finally:
@@ -105,6 +118,17 @@ def _chosen(items: list[Item], paths: Iterable[str] | None) -> list[Item]:
         return items
     wanted = {os.fsencode(path) for path in paths}
     return [item for item in items if item.path in wanted or item.unit in wanted]
+
+
+def _without_conflicts(items: list[Item], tally: Tally) -> list[Item]:
+    found: list[Item] = []
+    for path, unit in _groups(items).items():
+        head = _head(path, unit)
+        if head.reason == CONFLICT:
+            tally.hold(os.fsdecode(path), CONFLICT, head.detail)
+        else:
+            found += unit
+    return found
 
 
 class _Consent:

@@ -80,7 +80,7 @@ def test_taking_one_leaves_the_others(full: Stage) -> None:
 
 def test_taking_all(full: Stage) -> None:
     """Directories, files, links, deletions and conflicts; then nothing is left in the hold directory."""
-    report = took(full)
+    report = took(full, overwrite=True)
     assert report.complete
     assert not report.held
     assert full.text(".vscode/sub/tasks.json") == "tasks"
@@ -89,6 +89,19 @@ def test_taking_all(full: Stage) -> None:
     assert full.text("conflict") == "sandbox"
     assert os.listdir(full.ws / "q") == []
     assert os.listdir(full.hold) == []
+
+
+def test_a_conflict_is_not_waived_by_naming_it(full: Stage) -> None:
+    """What was in conflict stays held back, named or not, until overwriting is asked for, too."""
+    for chosen in (("conflict",), ("conflict", "out"), ()):
+        report = took(full, *chosen)
+        assert (held(report), report.complete) == ({"conflict": "conflict"}, True)
+        assert full.text("conflict") == "host"
+        assert listed(full)["conflict"] == ("file", "conflict", 1)
+    assert os.readlink(full.ws / "out") == "/etc/hostname", "the others are applied"
+    assert not took(full, "conflict", overwrite=True).held
+    assert full.text("conflict") == "sandbox"
+    assert listed(full) == {}
 
 
 def test_the_host_still_wins(full: Stage) -> None:
