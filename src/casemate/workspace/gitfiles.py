@@ -20,6 +20,7 @@ __all__ = [
     "is_directory",
     "may_vanish",
     "nested",
+    "of_worktree",
     "template_hook",
     "well_formed",
 ]
@@ -121,10 +122,19 @@ def nested(inner: str) -> bool:
     return inner.startswith(("modules/", "worktrees/"))
 
 
+def of_worktree(inner: str) -> bool:
+    """Whether this is the place of a linked worktree's own directory."""
+    return inner.startswith("worktrees/") and inner.count("/") == 1
+
+
 def may_vanish(inner: str, is_dir: bool, worktree: bool) -> bool:
-    """Whether git deletes such an entry in the course of its work. Contents are judged one by one."""
+    """Whether git deletes such an entry in the course of its work. Contents are judged one by one.
+
+    ``worktree``: of a linked worktree, which git removes as a whole.
+    """
     if is_dir:
-        return inner not in ("objects", "refs", "hooks", "modules") and (is_directory(inner) or nested(inner))
+        kept = ("objects", "hooks", "modules") if worktree else ("objects", "refs", "hooks", "modules")
+        return inner not in kept and (is_directory(inner) or nested(inner))
     if inner.startswith("hooks/") and inner.endswith(".sample"):
         return True
     kind = classify(inner)

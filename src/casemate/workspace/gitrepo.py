@@ -1,13 +1,15 @@
 """Git repositories in a view: what of a change to one is data, and what would run on the host.
 
-A repository is any directory that git would accept as one, whatever its name: ``HEAD`` with ``objects``
-and ``refs``, or ``HEAD`` with ``commondir``. Names count from the top and from the workspace together,
-deleted ones too: a deletion may yet be held back. So no repository can be put together in two runs out
-of halves that look harmless.
+A repository is any directory that git would accept as one, whatever its name (``HEAD`` with ``objects`` and
+``refs``, or ``HEAD`` with ``commondir``), or as the common directory of another one (``objects`` and ``refs``
+with a configuration or hooks; no ``HEAD``). Names count from the top and from the workspace together,
+deleted ones too: a deletion may yet be held back. So no repository can be put together in two runs out of
+halves that look harmless, nor be taken for an ordinary directory once a part of it is gone.
 
 Data passes: objects, refs, logs, the index, messages. Configuration passes by its keys, hooks if they
 are git's own samples, files that point to another directory if that is a judged repository inside the
-workspace. What is unknown inside a ``.git`` is held back.
+workspace. A ``commondir`` passes at one place and with one content: ``../..`` in ``worktrees/NAME``, where
+git itself writes it. What is unknown inside a ``.git`` is held back.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import stat
 
 import msgspec
 
-from casemate.workspace import gitconfig, gitfiles
+from casemate.workspace import gitconfig, gitfiles, marks
 from casemate.workspace.merged import read_file
 from casemate.workspace.names import join, prefixes, printable
 from casemate.workspace.protected import GIT, fold
@@ -31,7 +33,7 @@ from casemate.workspace.report import (
     Held,
     Verdict,
 )
-from casemate.workspace.scan import DIR, FILE
+from casemate.workspace.scan import DIR, FILE, WHITEOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["GitJudge", "Place"]
 
 _SHORT = 1 << 16
-_MARKS = ("head", "objects", "refs", "commondir")
+_WORKTREE = "core.worktree"
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -56,7 +58,7 @@ class Place(msgspec.Struct, frozen=True):
     inner: str
     #: Called .git, or inside one: nothing unknown passes.
     strict: bool
-    #: Of a linked worktree on the host: git removes it as a whole.
+    #: The directory of a linked worktree, and of nothing else: git removes it as a whole.
     worktree: bool = False
 
 
@@ -69,8 +71,10 @@ class GitJudge:
         self._marks: dict[str, set[str]] = {}
         for change in merged.index.values():
             directory, _, name = change.path.rpartition("/")
-            if (name[0] in "HhOoRrCc" or name[0] > "~") and (folded := fold(name)) in _MARKS:
-                self._marks.setdefault(directory, set()).add(folded)
+            found = marks.mark(name)
+            # What is deleted counts as the workspace has it.
+            if found and not (found in marks.FILES and change.kind in (DIR, WHITEOUT)):
+                self._marks.setdefault(directory, set()).add(found)
         self._repositories: dict[str, bool] = {}
         self._sound: dict[str, Held | None] = {}
 
@@ -85,11 +89,14 @@ class GitJudge:
 
     def _marked(self, path: str, above: set[str]) -> bool:
         places = self._lower_places(path)
+        return marks.recognised(
+            lambda name: name.lower() in above or any(self._has(at, name) for at in places)
+        )
 
-        def has(name: str) -> bool:
-            return name.lower() in above or any(self.merged.lower_mode(join(at, name)) for at in places)
-
-        return has("HEAD") and ((has("objects") and has("refs")) or has("commondir"))
+    def _has(self, directory: str, name: str) -> bool:
+        """Whether a directory of the workspace has one of the marks."""
+        mode = self.merged.lower_mode(join(directory, name))
+        return mode != 0 and not (name in marks.FILES and stat.S_ISDIR(mode))
 
     def _lower_places(self, path: str) -> list[str]:
         """Where the workspace may have a part of the directory: at its own place, and where it came from."""
@@ -101,20 +108,21 @@ class GitJudge:
 
     def _in_workspace(self, path: str) -> bool:
         """Whether the workspace alone already has a repository there."""
+        return marks.recognised(lambda name: self._has(path, name))
 
-        def has(name: str) -> bool:
-            return bool(self.merged.lower_mode(join(path, name)))
-
-        return has("HEAD") and ((has("objects") and has("refs")) or has("commondir"))
-
-    def repository(self, path: str, *, strict: bool) -> Place | Held:
+    def repository(self, path: str, *, strict: bool, worktree: bool = False) -> Place | Held:
         """The place of a repository's own directory; held if the workspace's half of it is not sound."""
         if path not in self._sound:
             self._sound[path] = None if strict else self._unsound(path)
         held = self._sound[path]
-        if held is not None:
-            return held
-        return Place(path, "", strict, bool(self.merged.lower_mode(join(path, "commondir"))))
+        return Place(path, "", strict, worktree) if held is None else held
+
+    def _is_worktree(self, place: Place, inner: str, path: str) -> bool:
+        """Whether a repository inside another one is no more than a worktree of that one."""
+        if place.worktree or not gitfiles.of_worktree(inner):
+            return False
+        above = self._marks.get(path, ())
+        return "objects" not in above and not any(self._has(at, "objects") for at in self._lower_places(path))
 
     def _unsound(self, path: str) -> Held | None:
         """What is there already was an ordinary directory and judged as one: judge it as a repository."""
@@ -122,7 +130,7 @@ class GitJudge:
             if place == path and self._in_workspace(place):
                 continue
             for name in ("config", "config.worktree"):
-                if self.merged.lower_mode(join(place, name)):
+                if self._has(place, name):
                     data = read_file(self.merged.lower, join(place, name), gitconfig.LONGEST)
                     if data is None or self._unsafe_keys(data, path) != []:
                         return _held(path, GIT_REPOSITORY, f"would become one, with the {name} that is there")
@@ -141,8 +149,10 @@ class GitJudge:
         if (known or place.inner) and self.is_repository(path):
             if hides or not gitfiles.nested(inner):
                 return _held(path, GIT_REPOSITORY, "a repository in the place of a part of another one")
-            return self.repository(path, strict=place.strict)
-        if gitfiles.is_directory(inner) or (gitfiles.nested(inner) and place.strict):
+            worktree = self._is_worktree(place, inner, path)
+            return self.repository(path, strict=place.strict, worktree=worktree)
+        part = gitfiles.of_worktree(inner) or (gitfiles.nested(inner) and place.strict)
+        if part or gitfiles.is_directory(inner):
             if self.protected.match(join(place.root, place.inner) if place.inner else place.root, name):
                 return _held(path, GIT_REPOSITORY, f"{inner}: not a known part of a repository")
             if hides and not gitfiles.may_vanish(inner, True, place.worktree):
@@ -189,6 +199,8 @@ class GitJudge:
         wrong = self._unsafe_keys(data, root)
         if wrong is None:
             return _no(change, GIT_CONFIG, "not understood")
+        if self._moves(data, root, change):
+            return _no(change, GIT_CONFIG, _WORKTREE)
         if wrong and wrong != self._host_keys(root, change):
             return _no(change, GIT_CONFIG, ", ".join(sorted({item.name for item in wrong}))[:200])
         return Verdict(content=data)
@@ -205,9 +217,19 @@ class GitJudge:
         data = read_file(self.merged.lower, change.path, gitconfig.LONGEST)
         return None if data is None else self._unsafe_keys(data, root)
 
+    def _moves(self, data: bytes, root: str, change: Change) -> bool:
+        """Whether a repository that the workspace has gets another work tree: what the host has set up to be
+        run, relative to the work tree, would be something else then.
+        """
+        there = [self.merged.lower_mode(join(root, name)) for name in ("config", "config.worktree")]
+        if not any(there):
+            return False
+        before = read_file(self.merged.lower, change.path, gitconfig.LONGEST)
+        return _work_trees(data) != _work_trees(before or b"")
+
     def _usable(self, base: str, path: str) -> bool:
         """Whether git may be told to keep files at ``path``: in the workspace, nowhere protected."""
-        resolved = self._resolve(base, path)
+        resolved = self._written(base, path)
         if not resolved:
             return resolved is not None
         if self.protected.judge(resolved):
@@ -246,22 +268,34 @@ class GitJudge:
                     return None
         return "/".join(here)
 
+    def _written(self, base: str, path: str) -> str | None:
+        """``_resolve`` for what a command has written. There ``..`` may stand at the beginning only: after a
+        name it means something else once that name is a link.
+        """
+        names = [name for name in path.split("/") if name not in ("", ".")]
+        while names and names[0] == ".." and not path.startswith("/"):
+            del names[0]
+        return None if ".." in names else self._resolve(base, path)
+
     def _pointer(self, kind: str, place: Place, data: bytes) -> str | None:
         """What is wrong with a commondir, gitdir or alternates file, or None."""
         text = os.fsdecode(data)
         if kind == gitfiles.ALTERNATES:
             for line in text.splitlines():
                 if line and not line.startswith("#"):
-                    objects = self._resolve(join(place.root, "objects"), line)
+                    objects = self._written(join(place.root, "objects"), line)
                     if line.startswith('"') or objects is None:
                         return "leads out of the workspace"
             return None
-        to = self._resolve(place.root, text.removesuffix("\n"))
-        if to is None:
+        if not place.worktree:
+            return "only the directory of a worktree has one"
+        to = text.removesuffix("\n")
+        if kind == gitfiles.COMMONDIR:
+            return None if to == "../.." else "does not lead to the repository that it is in"
+        resolved = self._written(place.root, to)
+        if resolved is None:
             return "leads out of the workspace"
-        if kind == gitfiles.GITDIR:
-            return None if to.rpartition("/")[2] == ".git" else "does not name a .git"
-        return None if self._is_sound(to) else "does not lead to a repository that passes"
+        return None if resolved.rpartition("/")[2] == ".git" else "does not name a .git"
 
     def _is_sound(self, path: str) -> bool:
         if not self.is_repository(path):
@@ -275,7 +309,7 @@ class GitJudge:
         text = os.fsdecode(data or b"")
         if not text.startswith("gitdir: "):
             return _no(change, GIT_LINK, "not a link of git's")
-        to = self._resolve(change.path.rpartition("/")[0], text.removeprefix("gitdir: ").rstrip("\n"))
+        to = self._written(change.path.rpartition("/")[0], text.removeprefix("gitdir: ").rstrip("\n"))
         if to is None or not self._is_sound(to):
             return _no(change, GIT_LINK, "does not lead to a repository in the workspace that passes")
         return Verdict(content=data)
@@ -336,6 +370,14 @@ def _host_file(path: str) -> bytes | None:
         return None
     finally:
         os.close(fd)
+
+
+def _work_trees(data: bytes) -> list[str | None] | None:
+    """Every value that a configuration gives for the work tree; None if it is not understood."""
+    try:
+        return [item.value for item in gitconfig.parse(data) if item.name == _WORKTREE]
+    except gitconfig.Unsure:
+        return None
 
 
 def _no(change: Change, reason: str, detail: str) -> Verdict:

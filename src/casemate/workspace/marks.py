@@ -14,12 +14,20 @@ from casemate.workspace.merged import Merged
 from casemate.workspace.protected import fold
 from casemate.workspace.report import GIT_REPOSITORY
 
-__all__ = ["LISTED", "Strict", "completes", "is_marked", "look_into", "mark"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FILES", "LISTED", "Strict", "completes", "is_marked", "look_into", "mark", "recognised"]
 
 #: How a directory is opened to list it.
 LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _OPENED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
-_MARKS = frozenset({"head", "objects", "refs", "commondir"})
+# Of a directory with objects and refs, what makes git run something once any other directory names it.
+_ACTIVE = ("config", "config.worktree", "hooks", "remotes", "branches")
+_MARKS = frozenset({"head", "objects", "refs", "commondir", *_ACTIVE})
+#: Marks that are none if they are directories: many projects have a directory called config.
+FILES = frozenset({"config", "config.worktree"})
 
 
 class Strict(Merged):
@@ -37,16 +45,28 @@ class Strict(Merged):
 
 def mark(name: str) -> str:
     """The folded name if it is one of the marks, whatever its case; "" for another name."""
-    if name[0] in "HhOoRrCc" or name[0] > "~":
+    if name[0] in "BbCcHhOoRr" or name[0] > "~":
         folded = fold(name)
         if folded in _MARKS:
             return folded
     return ""
 
 
+def recognised(has: Callable[[str], bool]) -> bool:
+    """Whether git takes a directory for a repository, or for the common directory of one.
+
+    A common directory needs no ``HEAD``: any directory with a ``HEAD`` and a ``commondir`` file can make git
+    run what is configured in it. What is in a directory counts, not what leads to it: by that, whatever
+    leads where and in whatever order, git finds no configuration and no hook that was not judged as one.
+    """
+    if has("objects") and has("refs"):
+        return any(map(has, ("HEAD", "commondir", *_ACTIVE)))
+    return has("HEAD") and has("commondir")
+
+
 def is_marked(marks: set[str]) -> bool:
-    """Whether git takes a directory with these marks for a repository."""
-    return "head" in marks and (marks >= {"objects", "refs"} or "commondir" in marks)
+    """``recognised``, by the folded names of what is in a directory."""
+    return recognised(lambda name: name.lower() in marks)
 
 
 def completes(tree: int, directory: str, name: str) -> str:
@@ -66,7 +86,7 @@ def completes(tree: int, directory: str, name: str) -> str:
 
 
 def look_into(tree: int, directory: str) -> tuple[bool, bool]:
-    """Whether a directory has a ``HEAD``, and a ``.git``; one that is not there has neither.
+    """Whether a directory may be a repository, and whether it has a ``.git``; one that is not there: neither.
 
     Raises OSError where that cannot be said.
     """
@@ -75,7 +95,7 @@ def look_into(tree: int, directory: str) -> tuple[bool, bool]:
     except (FileNotFoundError, NotADirectoryError):
         return False, False
     try:
-        return _has(handle, "HEAD"), _has(handle, ".git")
+        return _has(handle, "HEAD") or _has(handle, "objects"), _has(handle, ".git")
     finally:
         os.close(handle)
 
