@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Item", "Unsure", "parse", "safe_url", "unsafe"]
+__all__ = ["Item", "Unsure", "named", "parse", "safe_url", "unsafe"]
 
 #: Longer files are not read: nobody writes them by hand, and git does not either.
 LONGEST = 1 << 18
@@ -287,3 +287,11 @@ def _is_safe(item: Item, inside: Callable[[str], bool]) -> bool:
 def unsafe(items: list[Item], inside: Callable[[str], bool]) -> list[Item]:
     """The settings that are not safe, in order. ``inside`` judges paths that a repository is told to use."""
     return [item for item in items if not _is_safe(item, inside)]
+
+
+def named(data: bytes) -> list[Item] | None:
+    """The settings that are not safe or name a path; None if the text is not understood."""
+    try:
+        return unsafe(parse(data), lambda _: False)
+    except Unsure:
+        return None

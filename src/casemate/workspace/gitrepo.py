@@ -20,6 +20,7 @@ import stat
 import msgspec
 
 from casemate.workspace import gitconfig, gitfiles, marks
+from casemate.workspace.gitruns import HostRuns, leads_to
 from casemate.workspace.merged import read_file
 from casemate.workspace.names import join, prefixes, printable
 from casemate.workspace.protected import GIT, fold
@@ -69,12 +70,17 @@ class GitJudge:
         self.merged, self.protected, self.path = merged, protected, path
         self.workspace = workspace.rstrip("/")
         self._marks: dict[str, set[str]] = {}
+        #: Directories that get a file called .git: what runs in them is what its repository has set up.
+        self.linked: set[str] = set()
         for change in merged.index.values():
             directory, _, name = change.path.rpartition("/")
+            if name == ".git" and change.kind == FILE:
+                self.linked.add(directory)
             found = marks.mark(name)
             # What is deleted counts as the workspace has it.
             if found and not (found in marks.FILES and change.kind in (DIR, WHITEOUT)):
                 self._marks.setdefault(directory, set()).add(found)
+        self._runs = HostRuns(merged, self.workspace, gitconfig.named, self._written)
         self._repositories: dict[str, bool] = {}
         self._sound: dict[str, Held | None] = {}
 
@@ -222,7 +228,7 @@ class GitJudge:
         run, relative to the work tree, would be something else then.
         """
         there = [self.merged.lower_mode(join(root, name)) for name in ("config", "config.worktree")]
-        if not any(there):
+        if not any(there) and change.path == join(root, "config"):
             return False
         before = read_file(self.merged.lower, change.path, gitconfig.LONGEST)
         return _work_trees(data) != _work_trees(before or b"")
@@ -309,7 +315,7 @@ class GitJudge:
         text = os.fsdecode(data or b"")
         if not text.startswith("gitdir: "):
             return _no(change, GIT_LINK, "not a link of git's")
-        to = self._written(change.path.rpartition("/")[0], text.removeprefix("gitdir: ").rstrip("\n"))
+        to = self._written(change.path.rpartition("/")[0], leads_to(data))
         if to is None or not self._is_sound(to):
             return _no(change, GIT_LINK, "does not lead to a repository in the workspace that passes")
         return Verdict(content=data)
@@ -332,44 +338,8 @@ class GitJudge:
     # -- what the host's own configuration runs --------------------------------------------------------
 
     def host_references(self, directory: str) -> Iterator[str]:
-        """Paths that the host's own configuration of the repository at ``directory`` (if it is one) runs or
-        reads: hooks, filters, included files. They are as good as hooks.
-        """
-        data = self._host_configuration(directory)
-        for item in (self._unsafe_keys(data, join(directory, ".git")) or ()) if data is not None else ():
-            for word in (item.value or "").replace('"', " ").replace("'", " ").lstrip("!").split():
-                # An included file is relative to the configuration, everything else to the work tree.
-                base = join(directory, ".git") if item.section.startswith("include") else directory
-                found = self._resolve(base, word)
-                if found and self.merged.lower_mode(found):
-                    yield found
-
-    def _host_configuration(self, directory: str) -> bytes | None:
-        link = join(directory, ".git")
-        mode = self.merged.lower_mode(link)
-        if not mode:
-            return None
-        if mode & 0o170000 == 0o040000:
-            return read_file(self.merged.lower, f"{link}/config", gitconfig.LONGEST)
-        # A worktree or submodule, perhaps of a repository around the workspace. Only the host, or a judged
-        # change, can have written the file, so where it leads may be followed.
-        text = os.fsdecode(read_file(self.merged.lower, link, _SHORT) or b"").removeprefix("gitdir: ")
-        git = os.path.join(self.workspace, directory, text.rstrip("\n"))
-        common = os.path.join(git, os.fsdecode(_host_file(f"{git}/commondir") or b".").rstrip("\n"))
-        return _host_file(f"{common}/config")
-
-
-def _host_file(path: str) -> bytes | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (OSError, ValueError):
-        return None
-    try:
-        return os.read(fd, gitconfig.LONGEST) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+        """Paths that git runs or reads in ``directory`` because its host has set it up so."""
+        return self._runs.paths(directory, linked=directory in self.linked)
 
 
 def _work_trees(data: bytes) -> list[str | None] | None:

@@ -12,7 +12,7 @@ from casemate.workspace.gitrepo import GitJudge, Place
 from casemate.workspace.links import Links
 from casemate.workspace.protected import GIT, Protected, Rule
 from casemate.workspace.report import ASK, GIT_REPOSITORY, PASS, PROTECTED, SPECIAL, Held, Verdict
-from casemate.workspace.scan import FILE, LINK, WHITEOUT, Change
+from casemate.workspace.scan import DIR, FILE, LINK, WHITEOUT, Change
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,12 @@ class Judge:
         self.links = Links(merged, self.protected, workspace, options.readable_roots)
         self.git = GitJudge(merged, self.protected, workspace, options.git_path)
 
-        self._learn("")
+        # All of it before anything is judged: what a repository makes git run may lie anywhere.
+        for change in merged.index.values():
+            if change.kind == DIR and change.source:
+                self._learn(change.source)
+        for directory in ("", *self.git.linked):
+            self._learn(directory)
         #: The context of the workspace itself.
         self.root = self._repository(ORDINARY, "")
 
@@ -71,8 +76,6 @@ class Judge:
             if rule.kind == GIT and name == ".git":
                 return self._dot_git(path, change)
             return Context(held=_protected(path, rule))
-        if change is not None and change.source is not None:
-            self._learn(change.source)
         return self._repository(ORDINARY, path, change)
 
     def _dot_git(self, path: str, change: Change | None) -> Context:

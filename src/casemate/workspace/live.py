@@ -187,29 +187,16 @@ class LiveJudge:
         if marked and self._git.is_repository(path):
             place = self._git.repository(path, strict=False)
             return _Refused(_text(place)) if isinstance(place, Held) else place
-        if has_git:
+        if has_git or not path:  # the workspace itself may be a part of a repository
             self._learn(path)
         return None
 
     def _learn(self, directory: str) -> None:
         """Protect what the repository there makes git run or read, as its host has set it up."""
-        hooks = join(directory, ".git/hooks")
-        names = [name for name in self._names(hooks) if not name.endswith(".sample")]
-        linked = (self._leads_to(join(hooks, name)) for name in names)
-        for path in (*self._git.host_references(directory), *linked):
-            if path and path not in self._learned:
+        for path in self._git.host_references(directory):
+            if path not in self._learned:
                 self._learned.add(path)
                 self.protected.add_path(path)
-
-    def _leads_to(self, link: str) -> str:
-        """Where in the workspace a link of the host's leads, as it is written; "" for elsewhere."""
-        try:
-            to = read_link(self._tree, link)
-        except OSError:
-            return ""
-        full = os.path.normpath(os.path.join(self._workspace, os.path.dirname(link), to))
-        root = self._workspace.rstrip("/") + "/"
-        return full.removeprefix(root) if full.startswith(root) else ""
 
     def _mode(self, path: str) -> int:
         try:
@@ -219,18 +206,6 @@ class LiveJudge:
 
     def _is_directory(self, path: str) -> bool:
         return stat.S_ISDIR(self._mode(path))
-
-    def _names(self, directory: str) -> list[str]:
-        try:
-            handle = open_beneath(self._tree, directory or ".", LISTED)
-        except OSError:
-            return []
-        try:
-            return os.listdir(handle)
-        except OSError:
-            return []
-        finally:
-            os.close(handle)
 
     # -- files ---------------------------------------------------------------------------------------
 
@@ -305,7 +280,7 @@ class LiveJudge:
         there = read_file(self._tree, path, gitconfig.LONGEST)
         if there is None and self._mode(path):
             return f"{GIT_CONFIG}: what is there cannot be read"
-        wrong, before = _unsafe(data), _unsafe(there or b"")
+        wrong, before = gitconfig.named(data), gitconfig.named(there or b"")
         if wrong is None or before is None:
             return f"{GIT_CONFIG}: not understood"
         # Settings that are there already are the host's own, and stay, in their order: another one could
@@ -463,14 +438,6 @@ def _is_passing(inner: str) -> bool:
     if name.startswith(_RANDOM):
         return len(name) == len(_RANDOM) + 6 and name[-6:].isalnum()
     return any(name.startswith(head) and name[len(head) :].isdigit() for head in _NUMBERED)
-
-
-def _unsafe(data: bytes) -> list[gitconfig.Item] | None:
-    """The settings that are not safe, and those that name a path; None if the text is not understood."""
-    try:
-        return gitconfig.unsafe(gitconfig.parse(data), lambda _: False)
-    except gitconfig.Unsure:
-        return None
 
 
 def _rule(rule: Rule) -> str:

@@ -148,8 +148,10 @@ def test_settings_of_the_host_stay(judge: LiveJudge, ws: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "order", [("HEAD", "objects", "refs"), ("refs", "head", "OBJECTS"), ("commondir", "HEAD")]
-)
+    "order",
+    [("HEAD", "objects", "refs"), ("refs", "head", "OBJECTS"), ("commondir", "HEAD"),
+     ("objects", "refs", "config"), ("hooks", "refs", "objects"), ("refs", "Config.Worktree", "objects")],
+)  # fmt: skip
 def test_no_repository_comes_about(judge: LiveJudge, ws: Path, order: tuple[str, ...]) -> None:
     """The last of the names by which git knows a repository cannot be made, in whatever case and order."""
     (ws / "new").mkdir()
@@ -162,6 +164,22 @@ def test_no_repository_comes_about(judge: LiveJudge, ws: Path, order: tuple[str,
     assert judge.link(f"new/{last}", "../src")
     assert judge.move("src/app.py", f"new/{last}", FILE)
     assert judge.move("src/deep", f"new/{last}", DIRECTORY)
+
+
+def test_a_common_directory(judge: LiveJudge, ws: Path) -> None:
+    """One without a HEAD is a repository, and the host's keeps its HEAD whatever lies beside it."""
+    for name in ("common/objects", "common/refs", "common/hooks", "bare.git/worktrees/w"):
+        (ws / name).mkdir(parents=True)
+    (ws / "bare.git/commondir").write_text(".\n")
+    (ws / "bare.git/worktrees/w/HEAD").write_text(HEAD)
+    (ws / "bare.git/worktrees/w/commondir").write_text("../..\n")
+    for path in ("common/config", "common/hooks/pre-commit", "common/commondir"):
+        assert judge.write(path, new=True), path
+    for name in ("HEAD", "config", "commondir"):
+        assert judge.remove(f"bare.git/{name}", directory=False), name
+        assert judge.write(f"bare.git/worktrees/w/{name}", new=True), name
+    assert not judge.remove("bare.git/worktrees/w/commondir", directory=False)
+    assert not judge.remove("bare.git/worktrees/w/HEAD", directory=False)
 
 
 def test_a_bare_repository(judge: LiveJudge) -> None:
