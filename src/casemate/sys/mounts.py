@@ -95,12 +95,15 @@ def clone_tree(directory: int, path: str = "", *, recursive: bool = False, follo
     return syscall(f"open_tree {path}", _OPEN_TREE, directory, os.fsencode(path), flags)
 
 
-def restrict(mount: int, attributes: int, *, path: bytes = b"", recursive: bool = False) -> None:
+def restrict(
+    mount: int, attributes: int, *, path: bytes = b"", recursive: bool = False, ids: int = -1
+) -> None:
     """Set ``RDONLY`` and friends on a mount; with ``recursive`` on every mount below it too.
 
     It becomes private as well: what the host mounts later at such a place does not come to appear in it.
+    With ``ids``, a user namespace, its files are shown through that id map (see ``idmap``). All or nothing.
     """
-    block = struct.pack("=QQQQ", attributes, 0, _MS_PRIVATE, 0)
+    block = struct.pack("=QQQQ", attributes | (IDMAP if ids >= 0 else 0), 0, _MS_PRIVATE, max(ids, 0))
     flags = (0 if path else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0)
     syscall("mount_setattr", _MOUNT_SETATTR, mount, path, flags, block, 32)
 
