@@ -16,7 +16,7 @@ pytestmark = pytest.mark.security
 
 # Runs one command through a launcher that attaches the parts of a sandbox below the run's directory, as
 # kernels before 6.15 need it (`attached`), or not (the control of the test, not of the attack).
-_DRIVER = """
+DRIVER = """
 import json, os, sys
 sys.path[:0] = [sys.argv[1]]
 from casemate.isolation.process.launcher import Launcher
@@ -68,7 +68,7 @@ def _run(tmp: Path, site: Path, way: str, uid: int) -> dict[str, object]:
         directory.mkdir(exist_ok=True)
         os.chown(directory, uid, uid)
     driver = tmp / "driver.py"
-    driver.write_text(_DRIVER)
+    driver.write_text(DRIVER)
     env = {"PATH": PATH, "HOME": str(home)}
     drop = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
     done = subprocess.run(
@@ -125,7 +125,7 @@ def test_layers_as_paths(installation: tuple[Path, Path], uid: int) -> None:
             directory.mkdir(exist_ok=True)
             os.chown(directory, uid, uid)
             directory.chmod(0o755)
-        (tmp / "driver.py").write_text(_DRIVER)
+        (tmp / "driver.py").write_text(DRIVER)
         (workspace / "f").write_text("0\n")
         os.chown(workspace / "f", uid, uid)
         env = {"PATH": PATH, "HOME": str(home)}
@@ -170,7 +170,7 @@ def test_killed_with_layers_attached(installation: tuple[Path, Path], uid: int) 
             directory.mkdir(exist_ok=True)
             os.chown(directory, uid, uid)
             directory.chmod(0o755)
-        (tmp / "driver.py").write_text(_DRIVER)
+        (tmp / "driver.py").write_text(DRIVER)
         env = {"PATH": PATH, "HOME": str(home)}
 
         def run(script: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -217,7 +217,7 @@ def _not_a_plain_thing(path: str, write: bool) -> str | None:
 
 
 def _socket_in(path: str) -> str | None:
-    # One level is what is cheap. Deeper ones are closed by the seal where the kernel can do it.
+    # Told here, since who names such a directory may want the socket. No socket in it leads anywhere inside.
     try:
         with os.scandir(path) as entries:
             for count, entry in enumerate(entries):

@@ -2,7 +2,8 @@
 
 Entries, in order; parents are made as needed:
 
-``["bind", source, target]``   the host's directory or file, read-only, with all that is mounted below
+``["bind", source, target]``   the host's directory or file, read-only, with all that is mounted below; no
+                               socket in it leads anywhere (see ``showing``)
 ``["dir", target]``            an empty directory (mode 0755), often a mount point
 ``["spot", target]``           an empty file, a mount point
 ``["link", target, to]``       a symbolic link
@@ -16,6 +17,8 @@ import os
 import stat
 
 from casemate.errors import SandboxError
+from casemate.isolation.process.showing import Showing, make_directory, make_file
+from casemate.isolation.process.stacks import Place
 from casemate.sys import mounts
 from casemate.sys.files import open_in_root
 
@@ -42,12 +45,15 @@ _STORE = ".store"
 _HIDDEN_ATTRIBUTES = mounts.RDONLY | mounts.NOSUID | mounts.NODEV | mounts.NOEXEC
 
 
-def become_root(entries: list[list[str]], devices: list[str], *, make_nodes: bool, place: str) -> None:
+def become_root(
+    entries: list[list[str]], devices: list[str], *, ids: int, attached: bool, place: str
+) -> None:
     """Build the root at ``place`` and make it the calling process's; everything is read-only then.
 
-    ``Preconditions:`` the process is in a mount namespace of its own, and nothing that is bound lies
-    below ``place``, which may itself lie below what is bound. Raises SandboxError (``root-failed``) with the
-    entry that could not be made.
+    ``ids`` is for ``Showing``; without it, as a user, device nodes are bound, since a user namespace may not
+    make any. ``Preconditions:`` the process is in a mount namespace of its own, and nothing that is bound
+    lies below ``place``, which may itself lie below what is bound. Raises SandboxError (``root-failed``) with
+    the entry that could not be made.
     """
     mounts.make_private()
     root = mounts.filesystem("tmpfs", mode="0755", size="1m", nr_inodes="4k")
@@ -58,21 +64,25 @@ def become_root(entries: list[list[str]], devices: list[str], *, make_nodes: boo
     os.mkdir(_STORE, 0o700, dir_fd=root)
     store = mounts.filesystem("tmpfs", mode="0755", size="1m")
     mounts.move_mount(store, root, _STORE)
+    os.mkdir("nothing", 0o755, dir_fd=store)
+    handle = os.open("nothing", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=store)
+    showing = Showing(ids, place, Place(handle, f"{place}/{_STORE}/nothing"), attached=attached)
     for index, entry in enumerate(entries):
         try:
-            _make(root, store, entry, str(index))
+            _make(root, store, showing, entry, str(index))
         except OSError as error:
             raise SandboxError(
                 f"cannot put {entry[-1]} into the sandbox's root: {error}", code="root-failed", entry=entry
             ) from error
-    _make_devices(root, devices, make_nodes=make_nodes)
+    os.close(handle)
+    _make_devices(root, devices, make_nodes=ids >= 0)
     mounts.unmount(f"{place}/{_STORE}")
     os.rmdir(_STORE, dir_fd=root)
     mounts.restrict(root, mounts.RDONLY | mounts.NOSUID | mounts.NODEV)
     mounts.pivot_into(root)
 
 
-def _make(root: int, store: int, entry: list[str], name: str) -> None:
+def _make(root: int, store: int, showing: Showing, entry: list[str], name: str) -> None:
     kind, target = entry[0], entry[2 if entry[0] == "bind" else 1].lstrip("/")
     if kind == "dir":
         _ensure_directory(root, target)
@@ -80,30 +90,17 @@ def _make(root: int, store: int, entry: list[str], name: str) -> None:
     parent, last = _parent(root, target)
     try:
         if kind == "spot":
-            _make_file(parent, last)
+            make_file(parent, last)
         elif kind == "link":
             os.symlink(entry[2], last, dir_fd=parent)
         elif kind == "bind":
-            _bind(parent, last, entry[1])
+            showing.put(parent, last, entry[1])
         elif kind in ("file", "hide"):
             _cover(parent, last, store, name, None if kind == "hide" else entry[2])
         else:
             raise SandboxError(f"unknown kind of root entry: {kind}", code="bad-request", entry=entry)
     finally:
         os.close(parent)
-
-
-def _bind(parent: int, last: str, path: str) -> None:
-    source = mounts.clone_tree(mounts.AT_FDCWD, path, recursive=True)
-    try:
-        mounts.restrict(source, mounts.RDONLY | mounts.NOSUID | mounts.NODEV, recursive=True)
-        if stat.S_ISDIR(os.fstat(source).st_mode):
-            _make_directory(parent, last)
-        else:
-            _make_file(parent, last)
-        mounts.move_mount(source, parent, last)
-    finally:
-        os.close(source)
 
 
 def _cover(parent: int, last: str, store: int, name: str, content: str | None) -> None:
@@ -114,7 +111,7 @@ def _cover(parent: int, last: str, store: int, name: str, content: str | None) -
     try:
         mounts.restrict(source, _HIDDEN_ATTRIBUTES)
         if content is not None:
-            _make_file(parent, last)
+            make_file(parent, last)
         mounts.move_mount(source, parent, last)
     finally:
         os.close(source)
@@ -144,28 +141,14 @@ def _parent(root: int, path: str) -> tuple[int, str]:
 def _ensure_directory(root: int, path: str) -> None:
     if "/" not in path:
         if path:
-            _make_directory(root, path)
+            make_directory(root, path)
         return
     try:
         os.close(open_in_root(root, path))
     except FileNotFoundError:
         parent, last = _parent(root, path)
-        _make_directory(parent, last)
+        make_directory(parent, last)
         os.close(parent)
-
-
-def _make_directory(parent: int, name: str) -> None:
-    try:
-        os.mkdir(name, 0o755, dir_fd=parent)
-    except FileExistsError:  # a bind shows it
-        return
-
-
-def _make_file(parent: int, name: str) -> None:
-    try:
-        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=parent))
-    except FileExistsError:  # a bind shows it
-        return
 
 
 def _make_devices(root: int, extra: list[str], *, make_nodes: bool) -> None:

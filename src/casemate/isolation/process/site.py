@@ -15,9 +15,9 @@ from contextlib import suppress
 
 from casemate.errors import ProtectionUnavailable, SandboxError
 from casemate.isolation.process import filter as seccomp
-from casemate.isolation.process import seal, stacks
+from casemate.isolation.process import seal, showing, stacks
 from casemate.isolation.process.private import HOME, account_files, make_mount_point, new_scratch
-from casemate.isolation.process.template import Template
+from casemate.isolation.process.template import Templates
 from casemate.isolation.process.trees import make_directory
 from casemate.sys import cgroups, landlock, mounts, namespaces
 from casemate.sys.bpf import Prepared as PreparedFilter
@@ -27,7 +27,8 @@ from casemate.sys.native import machine
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.isolation.process.direct import DirectSite
-    from casemate.isolation.process.spec import Direct, Spec
+    from casemate.isolation.process.spec import Direct, Spec, View
+    from casemate.isolation.process.template import Template
     from casemate.sys.capture import Capture
 
 __all__ = ["HOME", "Site", "SiteMaker"]
@@ -137,28 +138,18 @@ class SiteMaker:
     ) -> None:
         self.rootless = rootless
         self.attached = not mounts.detached_trees() if attached is None else attached
-        self._runtime = runtime
         # Without the pid namespace's switch (Linux 6.3; not for the unprivileged) the filter does it.
         self.strict_memfd = rootless or not os.path.exists("/proc/sys/vm/memfd_noexec")
         self.hierarchies = hierarchies
         self._landlock = landlock.abi()
         self._own = (os.geteuid(), os.getegid())
-        self._templates: dict[str, Template] = {}
+        self._templates = Templates(runtime, rootless=rootless, attached=self.attached)
         self._filters: dict[str, PreparedFilter] = {}
         self._maps = stacks.IdMaps()
 
     def template(self, spec: Spec, uid: int) -> Template:
         """The template of a spec; built on first use, while what a site of ``uid`` takes is made ready."""
-        key = repr((spec.root, spec.devices))
-        if key not in self._templates:
-            os.makedirs(self._runtime, 0o700, exist_ok=True)
-            self._templates[key] = Template(
-                spec,
-                self._runtime,
-                make_nodes=not self.rootless,
-                meanwhile=lambda: self._make_ready(spec, uid),
-            )
-        return self._templates[key]
+        return self._templates.get(spec, lambda: self._make_ready(spec, uid))
 
     def _make_ready(self, spec: Spec, uid: int) -> None:
         """Filter and id maps: they take as long as the root, which another process builds at the time."""
@@ -166,8 +157,9 @@ class SiteMaker:
         if not self.rootless:
             # What fails here fails again where the view is made, which says whose map it was.
             with suppress(OSError):
-                for owner in {view.owner for view in spec.views if view.owner is not None}:
-                    self._maps.get(owner, uid)
+                for view in spec.views:
+                    if view.owner is not None:
+                        self._maps.get(view.owner, uid, groups=showing.grouped(spec, view))
                 if spec.stack is not None:
                     self._maps.get(None, uid)
 
@@ -184,9 +176,7 @@ class SiteMaker:
 
     def close(self) -> None:
         """Let templates and id maps go."""
-        for template in self._templates.values():
-            template.close()
-        self._templates.clear()
+        self._templates.close()
         self._maps.trim(0)
 
     # -- the steps -----------------------------------------------------------------------------------
@@ -369,7 +359,7 @@ class SiteMaker:
 
     def _make_lower(self, site: Site, number: int) -> int:
         view = site.spec.views[number]
-        lower = self._host_directory(site, view.source, view.owner)
+        lower = self._host_directory(site, view.source, view.owner, groups=showing.grouped(site.spec, view))
         make_mount_point(site.scratch, view.target, directory=stat.S_ISDIR(os.fstat(lower).st_mode))
         return lower
 
@@ -395,8 +385,7 @@ class SiteMaker:
                     continue
                 lower = self._make_lower(site, number)
                 part = stacked.view(number, lower)
-                if part != lower:
-                    os.close(lower)
+                os.close(lower)
                 if view.writable:
                     self._add(site, part, view.target)
                 else:
@@ -409,9 +398,8 @@ class SiteMaker:
         view = site.spec.views[number]
         lower = self._make_lower(site, number)
         if not view.writable:
-            mounts.restrict(lower, mounts.RDONLY)
-            site.parts.append((lower, view.target))
-            part = lower
+            part = self._read_only(site, view, lower)
+            site.parts.append((part, view.target))
         else:
             try:
                 top, work = self._make_top(site, number)
@@ -423,6 +411,16 @@ class SiteMaker:
         for path in site.spec.hide:
             if path.startswith(f"{view.target}/"):
                 self._hide(site, part, path.removeprefix(f"{view.target}/"), path)
+
+    def _read_only(self, site: Site, view: View, lower: int) -> int:
+        """A view without a top; as root its id map is what keeps sockets in it from leading anywhere."""
+        directory = stat.S_ISDIR(os.fstat(lower).st_mode)
+        if self.rootless and directory and not showing.grouped(site.spec, view):
+            return showing.layered_view(
+                view.source, lower, site.scratch, site.directory, attached=self.attached
+            )
+        mounts.restrict(lower, mounts.RDONLY)
+        return lower
 
     def _overlay(self, site: Site, number: int, lower: int, top: int, work: int) -> int:
         place = f"{site.directory}/lower{number}"
@@ -458,13 +456,15 @@ class SiteMaker:
         site.open_tops()
         return site.tops[-1], os.open(f"{prefix}work{number}", _DIRECTORY, dir_fd=site.scratch)
 
-    def _host_directory(self, site: Site, source: str, owner: tuple[int, int] | None) -> int:
+    def _host_directory(
+        self, site: Site, source: str, owner: tuple[int, int] | None, *, groups: bool = True
+    ) -> int:
         """A detached mount of a host directory in which ``owner``'s files appear as the sandbox's."""
         part = mounts.clone_tree(mounts.AT_FDCWD, source)
         try:
             mounts.restrict(part, _FLAGS)
             if owner is not None and not self.rootless:
-                mounts.idmap(part, self._maps.get(owner, site.uid))
+                mounts.idmap(part, self._maps.get(owner, site.uid, groups=groups))
         except OSError as error:
             os.close(part)
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):

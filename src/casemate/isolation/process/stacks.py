@@ -26,7 +26,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from casemate.isolation.process.spec import Spec, Stack
 
-__all__ = ["HOME_TOP", "IdMaps", "Place", "Stacked", "enter", "inhabitant", "mount_overlay", "owners"]
+__all__ = [
+    "HOME_TOP", "IdMaps", "Place", "Stacked", "enter", "inhabitant", "mount_overlay", "nothing", "owners",
+]  # fmt: skip
 
 #: What HOME is called in a layer.
 HOME_TOP = "home"
@@ -46,15 +48,17 @@ class IdMaps:
     def __init__(self) -> None:
         self._made: dict[tuple[int, int, int], int] = {}
 
-    def get(self, owner: tuple[int, int] | None, uid: int) -> int:
-        """One in which ``owner`` is ``uid``; None: the owner of what a session keeps. Raises OSError."""
+    def get(self, owner: tuple[int, int] | None, uid: int, *, groups: bool = True) -> int:
+        """One in which ``owner`` is ``uid``; None: the owner of what a session keeps. Without ``groups`` no
+        group is any. Raises OSError.
+        """
         one, other = owner if owner is not None else (-1, -1)
-        key = (one, other, uid)
+        key = (one, other if groups else -2, uid)
         made = self._made.pop(key, -1)
         if made < 0:
             pairs = owners(uid), owners(uid)
             if owner is not None:
-                pairs = [(owner[0], uid)], [(owner[1], uid)]
+                pairs = [(owner[0], uid)], [(owner[1], uid)] if groups else namespaces.NO_GROUPS
             made = namespaces.id_map(*pairs)
         self._made[key] = made  # the last in the order
         return made
@@ -133,6 +137,13 @@ def _joined(lowers: list[Place], top: Place | None, work: Place | None, *, rootl
 
 def _escaped(path: str) -> str:
     return path.replace("\\", "\\\\").replace(":", "\\:")
+
+
+def nothing(scratch: int, directory: str) -> Place:
+    """An empty directory of a sandbox's private file system, for the caller to close."""
+    with suppress(FileExistsError):
+        os.mkdir("nothing", 0o755, dir_fd=scratch)
+    return Place(os.open("nothing", _OPEN, dir_fd=scratch), f"{directory}/scratch/nothing")
 
 
 def owners(uid: int) -> list[tuple[int, int]]:
@@ -260,7 +271,7 @@ class Stacked:
                 ) from error
 
     def view(self, number: int, lower: int) -> int:
-        """A view over ``lower``, a detached mount of the host's directory, which may be what is returned."""
+        """A view over ``lower``, a detached mount of the host's directory."""
         view = self._spec.views[number]
         lowers = self._frozen(view.top)
         if not view.writable:
@@ -269,8 +280,10 @@ class Stacked:
         mask = self._mask(number, lower)
         if mask is not None:
             lowers.append(mask)
-        if not lowers and not view.writable:
-            return lower
+        if not view.writable:
+            # It may be the only layer, and sockets in it must lead nowhere: see ``showing``.
+            lowers.append(nothing(self._scratch, self._directory))
+            self._open.append(lowers[-1].handle)
         if self._attached is None:
             return self._overlay(view.top, [*lowers, Place(lower, "")], writable=view.writable)
         place = f"{self._directory}/lower{number}"
