@@ -102,6 +102,42 @@ def test_a_part(caller: Caller, ws: Path) -> None:
     assert diff(caller, ws) == {}
 
 
+def test_words_that_mean_nothing(caller: Caller, ws: Path) -> None:
+    """A typo applies nothing and takes nothing of the session: its snapshots stay, and commands go on. The
+    control: a word that means something applies it, and one that does not is told beside it.
+    """
+    run(caller, ws, "echo 1 >a.py")
+    first = snapshot(caller, ws)
+    run(caller, ws, "echo 2 >>a.py; echo 1 >b")
+    before = listed(caller, ws)
+    for words in (("--only", "typo.txt"), ("typo",), ("typo", "--only", "no*")):
+        done = apply(caller, ws, *words)
+        assert (done.code, os.listdir(ws)) == (125, []), done
+        assert b"in the session s" in done.err, done
+        assert b"casemate diff --session s --stat" in done.err, done
+        assert listed(caller, ws) == before
+    assert caller.cli("diff", "--session", "s", "--stat", cwd=ws).code == 0, "what the hint says"
+    assert run(caller, ws, "cat a.py b") == b"1\n2\n1\n"
+    assert caller.cli("session", "rollback", "s", first, cwd=ws).code == 0
+    some = apply(caller, ws, "typo", "--only", "*.py")
+    assert (some.code, os.listdir(ws)) == (0, ["a.py"]), some
+    assert b"nothing has changed under typo" in some.err, some
+
+
+def test_a_directory_that_is_gone(caller: Caller, ws: Path) -> None:
+    """Where one of the session's directories is gone nothing is applied, and the session is not stuck."""
+    other = caller.workspace()
+    run(caller, ws, f"echo 1 >{other}/o; echo 1 >f", "--write", str(other))
+    os.rename(other, other.with_name("away"))
+    done = apply(caller, ws)
+    assert (done.code, os.listdir(ws)) == (125, []), done
+    assert b"[workspace-unreadable]" in done.err, done
+    assert run(caller, ws, "cat f") == b"1\n"
+    os.rename(other.with_name("away"), other)
+    assert apply(caller, ws).code == 0
+    assert (os.listdir(ws), os.listdir(other)) == (["f"], ["o"])
+
+
 def test_more_directories(caller: Caller, ws: Path) -> None:
     """Changes of every directory that the session could write to are shown and applied, without the flag."""
     other = caller.workspace()
@@ -191,6 +227,10 @@ def test_while_a_command_runs(caller: Caller, ws: Path) -> None:
     assert caller.cli("diff", "--session", "nope", cwd=ws).code == 125
 
 
+MANY_MORE = """
+for number in range(1500): open(f"new{number}", "w").write(f"session {number}")
+"""
+
 MANY = """
 import os
 for d in range(12):
@@ -200,6 +240,46 @@ for d in range(12):
     os.unlink(f"gone{d}")
     open(f"changed{d}", "a").write("session\\n")
 """
+
+
+@pytest.mark.usefixtures("tidy")
+def test_kill_while_a_part_is_applied(caller: Caller, ws: Path) -> None:
+    """kill -9 of an apply step of a part: before it has changed anything the session is not held up, and
+    later the hint goes on with that part, not with all.
+    """
+    for number in range(1500):
+        caller.file(ws / f"new{number}", "host\n")
+    assert caller.py(ws, MANY_MORE, flags=("--session", "s")).code == 0
+    snapshot(caller, ws)
+    run(caller, ws, "echo e >evil")
+    hints = unharmed = 0
+
+    def harmed() -> int:
+        return sum((ws / f"new{number}").read_text() != "host\n" for number in range(1500))
+
+    for step in range(60):
+        process = caller.start("apply", "--session", "s", "--only", "new*", "new0", cwd=ws)
+        end = time.monotonic() + 0.02 + step * 0.03
+        until(lambda end=end: time.monotonic() >= end)  # type: ignore[misc]
+        done = process.poll() is not None
+        process.kill()
+        caller.end(process)
+        refused = caller.sh(ws, "true", flags=("--session", "s"))
+        if refused.code:
+            hints += 1
+            assert b"casemate apply --session s --only 'new*' -- new0 goes on with it" in refused.err, refused
+        elif not done:
+            unharmed += 1
+            assert hints or not harmed()
+        if done or hints > 2:
+            break
+    assert hints
+    assert unharmed
+    last = apply(caller, ws, "--only", "new*", "--", "new0")
+    assert last.code in (0, 125), last
+    assert harmed() == 1500
+    assert "evil" not in os.listdir(ws)
+    assert diff(caller, ws) == {"evil": "created"}
 
 
 @pytest.mark.usefixtures("tidy")

@@ -113,7 +113,7 @@ class Model:
             if other != name:
                 self.store.discard(other)
                 del self.now[other], self.snapshots[other]
-        record = self.store.begin_apply(self.record(name), time.time_ns())
+        record = self.store.begin_apply(self.store.gather(self.record(name), time.time_ns()))
         directory = record.layers[-1].directory
         top = Path(self.store.layers, directory, "up0")
         if directory and top.is_dir():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from casemate.cli.kept import USAGE as KEPT_USAGE
-from casemate.cli.kept import show, tell_applied
+from casemate.cli.kept import show, tell_applied, tell_missed
 from casemate.cli.main import line, tell
 from casemate.cli.render import escaped, representable
 from casemate.cli.streams import put
@@ -154,7 +154,9 @@ def review(kept: Kept, words: CommandLine) -> int:
         if "--overwrite" in words.switches or ("--all" in words.switches and words.chosen is not None):
             put(2, KEPT_USAGE.encode())
             return 2
-        return tell_applied(apply_session(session, kept.job, words.chosen))
+        applied, missed = apply_session(session, kept.job, words.chosen)
+        tell_missed(missed)
+        return tell_applied(applied)
     finally:
         session.close()
 

@@ -1,8 +1,10 @@
 """The changes of a session, shown and applied by the same steps as those that a single command has left.
 
 What a session changed lies in several layers. For a look they are made one for the moment; to be applied they
-are made one for good, frozen and nobody else's, so that a step that was killed can go on. Afterwards the
-session starts anew over the changed workspace: nothing but HOME is left of its layers.
+are made one for good, frozen and nobody else's, so that a step that was killed can go on. What is meant is
+chosen before, by a look: words that mean nothing change nothing. That a step is under way is written down
+when it makes its first change. Afterwards the session starts anew over the changed workspace: nothing but
+HOME is left of its layers.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import msgspec
 from casemate.sandbox.tops import Tops
 from casemate.workspace.journal import Journal
 from casemate.workspace.moved import settle_moves
+from casemate.workspace.review import Review
 from casemate.workspace.scan import lock_again
 
 TYPE_CHECKING = False
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
     from casemate.sandbox.result import Applied
     from casemate.sandbox.session import Session
     from casemate.sandbox.tops import Reviews, Words
+    from casemate.workspace.layers import Store
     from casemate.workspace.records import Record
+    from casemate.workspace.select import Selection
     from casemate.workspace.survey import Firsts
 
 __all__ = ["apply_session", "review_session"]
@@ -45,6 +50,8 @@ class _SessionTops(Tops):
         spec.keep_base = session.store.layers
         plan = msgspec.structs.replace(job.plan, spec=spec)
         super().__init__(msgspec.structs.replace(job, plan=plan), rootless=session.rootless)
+        name = record.name
+        self._called = (f"the session {name}", f"casemate diff --session {name} --stat")
         self._own = dict(zip(record.views, firsts, strict=True))
         self.finished = False
         path = f"{session.store.layers}/{directory}"
@@ -92,29 +99,45 @@ def review_session(session: Session, job: Job) -> Generator[Reviews, None, None]
                 _lock_again(f"{store.layers}/{name}", record)
 
 
-def apply_session(session: Session, job: Job, words: Words | None = None) -> Applied:
-    """Apply what the session changed, by the checked step; with ``words`` a part of it.
+def apply_session(session: Session, job: Job, words: Words | None = None) -> tuple[Applied, list[str]]:
+    """Apply what the session changed, by the checked step; with ``words`` a part of it. Returns what was
+    done, and the words that meant nothing.
 
     The session goes on over the changed workspace, with what was not applied still in it. Raises
-    WorkspaceError. Preconditions: its lock is held, and the workspace's.
+    WorkspaceError, and nothing has been changed then unless the session says that it is ``applying``.
+    Preconditions: its lock is held, and the workspace's.
     """
     store = session.store
-    record = store.begin_apply(session.record(), time.time_ns())
+    only: list[Selection] | None = None
+    missed: list[str] = []
+    if words is not None:
+        with review_session(session, job) as reviews:
+            only, missed = reviews.choose(words), reviews.missed
+    _check_views(store, session.record())
+    record = store.gather(session.record(), time.time_ns())
     name = record.layers[-1].directory
     if not name:
         from casemate.sandbox.result import Applied
 
         store.end_apply(record, time.time_ns(), complete=True)
-        return Applied()
+        return Applied(), missed
     store.collect()  # of what only old layers had, files can be taken and need not be copied
     tops = _SessionTops(session, job, record, name, store.firsts(record, [name]))
-    applied = tops.apply(name, words)
+    applied = tops.apply_chosen(name, only, lambda: store.begin_apply(record, *(words or ())))
     path = f"{store.layers}/{name}"
     if not tops.finished:
         _go_on_with(session, record, path)
     store.end_apply(record, time.time_ns(), complete=tops.finished)
     store.collect()
-    return applied
+    return applied, missed
+
+
+def _check_views(store: Store, record: Record) -> None:
+    """Refuse to begin where one of the directories is gone: the step would not come to its end."""
+    for view, top in zip(record.views, record.tops, strict=True):
+        layers = [layer.directory for layer in record.layers if layer.directory and not layer.spent]
+        if any(store.holds(layer, [top]) for layer in (*layers, record.live)):
+            Review(view).close()
 
 
 def _go_on_with(session: Session, record: Record, path: str) -> None:

@@ -21,7 +21,7 @@ from casemate.workspace.report import ApplyOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from casemate.isolation.process.outcome import Outcome
     from casemate.sandbox.job import Job
@@ -100,11 +100,13 @@ def apply_tops(
     directory: str = "",
     resumed: bool = False,
     only: Sequence[Selection] | None = None,
+    begin: Callable[[], object] | None = None,
 ) -> tuple[Applied, list[str]]:
     """Apply every view's top to its directory, by the checked step; returns what to tell and what to keep.
 
     ``directory`` is the run's own, where it is noted what is done if not all is. ``resumed`` says that an
     apply step may have been at work with these tops before. ``only``, one for each view: the rest stays.
+    ``begin`` is called before the first change to each.
     """
     total = Applied()
     kept: list[str] = []
@@ -117,6 +119,7 @@ def apply_tops(
                 journal=Journal(f"{directory}/done{number}") if directory else None,
                 only=only[number] if only is not None else None,
             )  # fmt: skip
+            options = msgspec.structs.replace(options, begin=begin)
             # Commands that change a workspace directly wait meanwhile: what was judged here stays as it was.
             with paused(direct_lock(job.places)):
                 report = apply(top, view.source, options)

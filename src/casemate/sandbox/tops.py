@@ -26,7 +26,7 @@ from casemate.workspace.select import Selection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Self
 
     from casemate.sandbox.job import Job
@@ -84,8 +84,12 @@ class Interrupted(msgspec.Struct, frozen=True, kw_only=True):
 class Reviews:
     """A review for each view. Closes them, and what they look at."""
 
-    def __init__(self, name: str, argv: tuple[str, ...], stack: ExitStack) -> None:
+    def __init__(
+        self, name: str, argv: tuple[str, ...], stack: ExitStack, called: tuple[str, str] = ("", "")
+    ) -> None:
         self.name, self.argv = name, argv
+        # What a message says of it, and how to look at it.
+        self._called = called if called[0] else (name, f"casemate diff {name} --stat")
         #: The directory, and what would become of it.
         self.views: list[tuple[str, Review]] = []
         #: Words of the last choice that mean nothing here.
@@ -127,9 +131,9 @@ class Reviews:
         # Some may have been dealt with before a step was killed: no reason to leave the others undone.
         if len(self.missed) == len({*words.globs, *words.paths}):
             raise WorkspaceError(
-                f"nothing has changed under {', '.join(self.missed)} in {self.name}",
+                f"nothing has changed under {', '.join(self.missed)} in {self._called[0]}",
                 code="nothing-kept",
-                hint=f"casemate diff {self.name} --stat",
+                hint=self._called[1],
                 name=self.name,
             )
 
@@ -157,6 +161,8 @@ class Tops:
         self._job, self._rootless = job, rootless
         #: Words of the last ``apply`` or ``discard`` that meant nothing.
         self.missed: list[str] = []
+        # Of what is called otherwise than by its name: what a message says of it, and how to look at it.
+        self._called = ("", "")
         self._base = job.plan.spec.keep_base
         self._held = f"{job.places.state}/held/{job.key}"
 
@@ -193,7 +199,7 @@ class Tops:
         """
         note = self._noted(name)
         job = self._as_it_ran(note)
-        reviews = Reviews(name, note.argv, ExitStack())
+        reviews = Reviews(name, note.argv, ExitStack(), self._called)
         try:
             for number, view in enumerate(note.views):
                 top = self._top(name, number)
@@ -224,12 +230,20 @@ class Tops:
         What a person names by its very path is applied even if it is protected, not if the host changed it,
         too. Raises WorkspaceError.
         """
-        note = self._noted(name)
         only: list[Selection] | None = None
         if words is not None:
             with self.review(name) as reviews:
                 only = reviews.choose(words)
                 self.missed = reviews.missed
+        return self.apply_chosen(name, only)
+
+    def apply_chosen(
+        self, name: str, only: list[Selection] | None, begin: Callable[[], object] | None = None
+    ) -> Applied:
+        """The same for what was chosen in a review. ``begin`` is called before the first change to each view:
+        what is refused as a whole is refused before.
+        """
+        note = self._noted(name)
         tops = [self._top(name, number) for number in range(len(note.views))]
         hold = f"{self._held}/{os.path.basename(name)}"
         try:
@@ -238,6 +252,7 @@ class Tops:
             applied, kept = settle.apply_tops(
                 self._as_it_ran(note), tops, rootless=self._rootless, hold_base=hold,
                 directory=f"{self._base}/{os.path.basename(name)}", resumed=True, only=only,
+                begin=begin,
             )  # fmt: skip
         finally:
             for top in tops:

@@ -26,6 +26,7 @@ import msgspec
 from casemate.errors import WorkspaceError
 from casemate.sys.trees import make_directory, remove_tree
 from casemate.workspace import survey
+from casemate.workspace.names import printable
 from casemate.workspace.records import HOME, START, VERSION, Layer, Record, check_name
 
 TYPE_CHECKING = False
@@ -195,10 +196,15 @@ class Store:
     def refuse_applying(self, record: Record) -> None:
         """Raise WorkspaceError (``session-applying``) where an apply step has begun and not ended."""
         if record.applying:
+            import shlex
+
+            words = [word for glob in record.globs for word in ("--only", glob)]
+            words += ["--", *record.paths] if record.paths else []
+            part = "".join(f" {shlex.quote(word)}" for word in words)
             raise WorkspaceError(
                 f"an apply step of the session {record.name} did not end",
                 code="session-applying",
-                hint=f"casemate apply --session {record.name} goes on with it",
+                hint=f"casemate apply --session {record.name}{part} goes on with it",
             )
 
     def branch(self, record: Record, name: str, now_ns: int, at: str = "") -> tuple[Record, Record]:
@@ -325,9 +331,9 @@ class Store:
 
     # -- applying --------------------------------------------------------------------------------------
 
-    def begin_apply(self, record: Record, now_ns: int) -> Record:
-        """Make all changes one frozen layer, the last one, that no other session has; until ``end_apply``
-        nothing else may be done with the session. Goes on with an apply step that did not end.
+    def gather(self, record: Record, now_ns: int) -> Record:
+        """Make all changes one frozen layer, the last one, that no other session has, to be applied. The
+        snapshots before it are gone; else the session is what it was.
         """
         if record.applying:
             return record
@@ -342,15 +348,25 @@ class Store:
             names = [layer.directory for layer in pending]
             with self.merging(record, names, names) as name:
                 last = msgspec.structs.replace(pending[-1], directory=name)
-                record = msgspec.structs.replace(record, layers=(*spent, first, last), applying=True)
+                record = msgspec.structs.replace(record, layers=(*spent, first, last))
                 self.save(record)
         else:
-            record = msgspec.structs.replace(record, layers=(*spent, first, *pending), applying=True)
+            record = msgspec.structs.replace(record, layers=(*spent, first, *pending))
             self.save(record)
+        return record
+
+    def begin_apply(self, record: Record, globs: Sequence[str] = (), paths: Sequence[str] = ()) -> Record:
+        """The first change to a workspace is about to be made, of what these words name or, without any, of
+        all; until ``end_apply`` nothing else may be done with the session. Preconditions: ``gather``.
+        """
+        shown = [tuple(w if w.isprintable() else printable(w) for w in words) for words in (globs, paths)]
+        record = msgspec.structs.replace(record, applying=True, globs=shown[0], paths=shown[1])
+        self.save(record)
         return record
 
     def end_apply(self, record: Record, now_ns: int, *, complete: bool) -> Record:
         """Start anew over the changed workspace; or, where something is left in the layer, go on with it."""
+        record = msgspec.structs.replace(record, globs=(), paths=())
         if not complete:
             record = msgspec.structs.replace(record, applying=False, resumed=True)
         else:

@@ -33,8 +33,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     What the host changes after ``started_ns`` may be in conflict with it. ``protect``, ``deny`` and
     ``readable`` are what its commands' policies protected, hid and showed; ``limit`` is the last one's limit
-    of bytes. ``applying``: an apply step has begun, and its end was not seen. ``resumed``: one has been at
-    work with what is in the tops.
+    of bytes. ``applying``: an apply step has begun, of what ``globs`` and ``paths`` name (without any: of
+    all), and its end was not seen. ``resumed``: one has been at work with what is in the tops.
     """
 
     version: int
@@ -50,6 +50,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     readable: tuple[str, ...] = ()
     limit: int | None = None
     applying: bool = False
+    globs: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     resumed: bool = False
 
     @property

@@ -6,6 +6,8 @@ import msgspec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from casemate.workspace.journal import Journal
     from casemate.workspace.select import Selection
     from casemate.workspace.survey import Firsts
@@ -56,6 +58,8 @@ class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     only: Selection | None = None
     #: What of the top was dealt with before, and where that is noted if the top will be needed again.
     journal: Journal | None = None
+    #: Called when the first change is about to be made: all that is refused as a whole is by then.
+    begin: Callable[[], object] | None = None
     #: How many paths each list of the report names; totals are always exact.
     listed: int = 1000
     #: How much held content is kept in ``hold_dir`` at most.

@@ -116,6 +116,8 @@ class Step:
                 self.tally.fail("", TOO_MUCH)
                 return
             self._choose()
+            if self.options.begin is not None:
+                self.options.begin()
             _mark_applied(self.top)
             self._move_all()
             self._make_all()

@@ -127,7 +127,8 @@ def test_killed_anywhere(store: Store) -> None:
         if name != "s":
             killed_at_every_point(lambda name=name: store.discard(name), whole)  # type: ignore[misc]
     assert store.names() == ["s"]
-    killed_at_every_point(lambda: store.begin_apply(load(store), 6), whole)
+    killed_at_every_point(lambda: store.gather(load(store), 6), whole)
+    killed_at_every_point(lambda: store.begin_apply(load(store)), whole)
     assert load(store).applying
 
 
@@ -169,7 +170,9 @@ def test_collecting_killed_anywhere(store: Store) -> None:
 
 def test_an_apply_that_ends(store: Store) -> None:
     """After an apply step only HOME is left of the layers; after one that left something, all of it."""
-    record = store.begin_apply(prepared(store), 4)
+    record = store.gather(prepared(store), 4)
+    assert not record.applying, "nothing has happened yet"
+    record = store.begin_apply(record, ["*.py", "a b"], ["x\x1b", "-y"])
     for act in (
         lambda: store.snapshot(record, 5), lambda: store.branch(record, "t", 5),
         lambda: store.roll_back(record, START, 5), lambda: store.flatten(record),
@@ -177,19 +180,22 @@ def test_an_apply_that_ends(store: Store) -> None:
         with pytest.raises(WorkspaceError) as caught:
             act()
         assert caught.value.code == "session-applying"
-    assert store.begin_apply(load(store), 5) == record
+        words = r"--only '*.py' --only 'a b' -- 'x\x1b' -y"
+        assert caught.value.hint == f"casemate apply --session s {words} goes on with it"
+    assert store.gather(load(store), 5) == record
     part = store.end_apply(record, 5, complete=False)
+    assert (part.globs, part.paths) == ((), ())
     assert (part.applying, part.resumed, part.started_ns) == (False, True, 1)
     assert tree(store, part) == {"up0/a": "1", "up0/b": "2", "up0/c": "3", "home/h": "2"}
     put(store, part, d="4")
-    done = store.end_apply(store.begin_apply(part, 6), 7, complete=True)
+    done = store.end_apply(store.begin_apply(store.gather(part, 6)), 7, complete=True)
     store.collect()
     assert tree(store, done) == {"home/h": "2"}
     assert (done.applying, done.resumed, done.started_ns) == (False, False, 7)
     assert [layer.id for layer in done.snapshots] == [START]
     for number in range(20):
         put(store, done, e=str(number), home__h=str(number))
-        done = store.end_apply(store.begin_apply(done, 8), 9, complete=True)
+        done = store.end_apply(store.gather(done, 8), 9, complete=True)
     assert tree(store, done)["home/h"] == "19"
     assert len(done.layers) < 12, "homes are merged, too"
 
@@ -200,7 +206,7 @@ def test_what_is_applied_is_nobody_elses(store: Store) -> None:
     put(store, record, a="1")
     record, twin = store.branch(record, "t", 2)
     want = tree(store, twin)
-    record = store.begin_apply(record, 3)
+    record = store.begin_apply(store.gather(record, 3))
     (layer,) = [layer for layer in record.layers if layer.directory]
     assert layer.directory not in twin.directories()
     Path(store.layers, layer.directory, "up0", "a").unlink()
