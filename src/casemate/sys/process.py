@@ -18,6 +18,7 @@ __all__ = [
     "drop_capabilities",
     "fork_into",
     "has_admin",
+    "has_ptrace",
     "is_root",
     "lives",
     "mark",
@@ -54,11 +55,20 @@ def is_root() -> bool:
 
 def has_admin() -> bool:
     """Whether CAP_SYS_ADMIN is effective here; containers take it from their root."""
+    return bool(_effective() & (1 << 21))
+
+
+def has_ptrace() -> bool:
+    """Whether CAP_SYS_PTRACE is effective here: without it nobody looks at processes of other users."""
+    return bool(_effective() & (1 << 19))
+
+
+def _effective() -> int:
     with open("/proc/self/status") as file:
         for line in file:
             if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) & (1 << 21))
-    return False
+                return int(line.split()[1], 16)
+    return 0
 
 
 def mark(pid: int) -> str:

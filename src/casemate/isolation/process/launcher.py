@@ -68,6 +68,8 @@ class Launcher:
                 found="uid 0 without it",
             )
         self._pool = None if self.rootless else UidPool(f"{runtime}/uids")
+        # Root in a container may be kept from looking at other uids' processes, too.
+        self._holds_networks = self.rootless or not process.has_ptrace()
         self._counter = 0
         self._own_uid, self._own_gid = os.geteuid(), os.getegid()
         self._alive_read, self._alive_write = os.pipe()
@@ -122,6 +124,9 @@ class Launcher:
         try:
             self._maker.make(site, name)
             self._maker.make_namespaces(site)
+            if self._holds_networks:
+                for made in (made for made, kind in site.joined if kind == namespaces.NET):
+                    site.network = os.dup(made)
         except BaseException:
             self.forget(site)
             self.discard(site)
@@ -166,12 +171,12 @@ class Launcher:
         return running, terminals
 
     def _hold_network(self, site: Site, running: Running) -> None:
-        """Keep the sandbox's network, in which something may have to be reached later, as a user.
+        """Keep the sandbox's network, in which something may have to be reached later, without privilege.
 
         Before, the child may still be in the host's own; later, when it is sealed, a user's launcher cannot
         look at it any more. Just now the child makes it, or has made it and waits for its surroundings.
         """
-        if site.spec.network_host or not self.rootless:
+        if site.spec.network_host or not self._holds_networks:
             return
         while site.network < 0 and not packets.readable(running.pidfd):
             try:

@@ -90,7 +90,7 @@ class Site:
         self.direct: DirectSite | None = None
         self.broker = -1  # the broker's end of its socket to init, until there is a broker
         self.listener = -1  # a unix socket inside, for whoever serves it
-        self.network = -1  # a user's: its network namespace, in which something may have to be reached
+        self.network = -1  # its network namespace, where it could not be looked up any more when needed
         self.ruleset: Ruleset | None = None
         self.filter: PreparedFilter | None = None
 
@@ -240,8 +240,6 @@ class SiteMaker:
             kinds = namespaces.IPC | namespaces.UTS | (namespaces.NET if network else 0)
             made = namespaces.make(kinds, setup)
             site.joined = [(descriptor, kind) for kind, descriptor in made.items()]
-            if network and self.rootless:
-                site.network = os.dup(made[namespaces.NET])
             if spec.capture is not None:
                 site.capture = seal.receive_capture(ours)
         finally:
