@@ -48,5 +48,31 @@ def test_state_below_what_is_shown(housed: Caller, runtime: str) -> None:
         assert (ws / "file").read_text() == f"{content}\n"
         shown = [line.split()[1] for line in ended.out.decode().splitlines()]
         assert shown.count("/") == 1
-        assert [place for place in shown if str(housed.base) in place] == [str(ws)]
+        # HOME and the runtime directory are covered where they would be seen.
+        assert {place for place in shown if str(housed.base) in place} - {
+            str(housed.home), f"{housed.base}/run", f"{housed.base}/run/casemate",
+        } == {str(ws)}  # fmt: skip
     assert not housed.traces()
+
+
+def test_home_is_nowhere_shown(housed: Caller) -> None:
+    """Nothing of HOME is seen inside, but a workspace in it. Control: what lies beside HOME below a directory
+    that is shown, and HOME where it is granted.
+    """
+    home = housed.home
+    secret = housed.file(home / "id_secret", "secret", 0o600)
+    ws, beside = home / "project", housed.base / "beside"
+    for place in (ws, home / "granted"):
+        place.mkdir()
+        give(place, housed.uid)
+    housed.file(home / "granted" / "file", "granted")
+    housed.file(beside, "beside")
+    script = f"ls -A {home}; cat {secret} {beside} {home}/granted/file; echo x >made; echo x >{home}/no"
+    ended = housed.sh(ws, script, flags=("--read", str(home / "granted")))
+    assert ended.out.split()[:2] == [b"granted", b"project"]
+    assert b"secret" not in ended.out
+    assert ended.out.endswith(b"granted")
+    assert (b"beside" in ended.out) == (not str(housed.base).startswith("/srv"))
+    assert (ws / "made").exists()
+    assert not (home / "no").exists()
+    housed.clean()

@@ -35,7 +35,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     those of them that are no directories. ``covers`` maps files of the system to what they hold inside.
     ``gate_ports`` is None where no gate is wanted, else what it listens on if not all ports can be had.
     ``sockets`` are unix sockets of the host to be seen at their own place. ``direct`` is used where the
-    policy wants the workspace changed directly. Sizes are bytes.
+    policy wants the workspace changed directly. ``private`` are places of the caller's own, resolved, which
+    may lie below what ``layout`` shows. Sizes are bytes.
     """
 
     rootless: bool
@@ -57,6 +58,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     sockets: tuple[str, ...]
     devices: tuple[str, ...]
     direct: Direct | None = None
+    private: tuple[str, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,14 +281,19 @@ def _root(policy: Policy, facts: Facts, views: list[View]) -> tuple[list[list[st
     root.append(["dir", "/var/tmp"] if beside else ["link", "/var/tmp", "/tmp"])
     root.append(["link", "/var/run", "/run"])
     root += [["file", path, content] for path, content in facts.covers.items()]
-    shown = {entry[2] for entry in root if entry[0] == "bind"}
+    shown = {entry[2]: True for entry in root if entry[0] == "bind"}
+    # Somebody's HOME below /opt, say, is no part of the system: nothing of it is seen but what is granted.
+    for path in sorted(facts.private):
+        if _is_shown(path, shown):
+            root.append(["empty", path])
+            shown[path] = False
     for path in (*facts.tools, *facts.extra_read):
-        if not path.startswith(_TEMPORARY) and not _within(path, shown):
+        if not path.startswith(_TEMPORARY) and not _is_shown(path, shown):
             root.append(["bind", path, path])
-            shown.add(path)
+            shown[path] = True
     for view in views:
         # Mount points below /tmp are made in each sandbox; what a bind shows is there.
-        if not view.target.startswith(_TEMPORARY) and not _within(view.target.rpartition("/")[0], shown):
+        if not view.target.startswith(_TEMPORARY) and not _is_shown(view.target.rpartition("/")[0], shown):
             root.append(["spot" if view.source in facts.files else "dir", view.target])
     root += [["spot", path] for path in facts.sockets if not path.startswith(_TEMPORARY)]
     root += [["dir", target] for _, target in facts.caches if not target.startswith(f"{HOME}/")]
@@ -294,9 +301,18 @@ def _root(policy: Policy, facts: Facts, views: list[View]) -> tuple[list[list[st
     for path in policy.filesystem.deny:
         if _within(path, inside):
             hide.append(path)
-        elif _within(path, shown):
+        elif _is_shown(path, shown):
             root.append(["hide", path])
     return root, hide
+
+
+def _is_shown(path: str, shown: dict[str, bool]) -> bool:
+    """Whether the root shows the host's own at a path: by the nearest of ``shown``, at it or above."""
+    while path:
+        if path in shown:
+            return shown[path]
+        path = path.rpartition("/")[0]
+    return False
 
 
 def _within(path: str, roots: Iterable[str]) -> bool:

@@ -16,6 +16,7 @@ from casemate.isolation.process.spec import Direct, Late
 from casemate.policy import environment, tools
 from casemate.policy.load import load
 from casemate.policy.model import Effective, FlagLayer, Policy, degraded
+from casemate.policy.paths import guard
 from casemate.sandbox.network import RESOLV_CONF, ports_of, wants_capture
 from casemate.sys import landlock, loop
 
@@ -261,12 +262,22 @@ def _plan(job: Job, hierarchies: Hierarchies, *, rootless: bool) -> None:
         sockets=policy.network.sockets,
         devices=(),
         direct=_direct(job, readable),
+        private=_private(places),
     )
     job.plan = plan(policy, workspace, facts, f"{places.state}/views/{job.key}")
     job.late.env = world.env
     job.readable = readable
     job.notes = (*job.notes, *found.notes, *world.notes)
     job.degraded = job.plan.degraded
+
+
+def _private(places: settings.Places) -> tuple[str, ...]:
+    """The caller's homes and Casemate's own directories, resolved; not where a system user is at home in a
+    directory of the system itself, such as /usr/sbin.
+    """
+    bounds = guard(places)
+    found = {path for path in (*bounds.homes, *bounds.own) if os.path.isdir(path)}
+    return tuple(sorted(p for p in found if os.stat(p).st_uid or p.startswith(("/opt/", "/usr/local/"))))
 
 
 def _direct(job: Job, readable: tuple[str, ...]) -> Direct | None:

@@ -5,6 +5,7 @@ Entries, in order; parents are made as needed:
 ``["bind", source, target]``   the host's directory or file, read-only, with all that is mounted below; no
                                socket in it leads anywhere (see ``showing``)
 ``["dir", target]``            an empty directory (mode 0755), often a mount point
+``["empty", target]``          the same in place of a directory that a bind shows; later entries may lie in it
 ``["spot", target]``           an empty file, a mount point
 ``["link", target, to]``       a symbolic link
 ``["file", target, content]``  a small read-only file; ``target`` may lie below a bind if it exists there
@@ -67,9 +68,13 @@ def become_root(
     os.mkdir("nothing", 0o755, dir_fd=store)
     handle = os.open("nothing", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=store)
     showing = Showing(ids, place, Place(handle, f"{place}/{_STORE}/nothing"), attached=attached)
+    empties: list[int] = []
     for index, entry in enumerate(entries):
         try:
-            _make(root, store, showing, entry, str(index))
+            if entry[0] == "empty":
+                empties.append(_put_empty(root, entry[1].lstrip("/")))
+            else:
+                _make(root, store, showing, entry, str(index))
         except OSError as error:
             raise SandboxError(
                 f"cannot put {entry[-1]} into the sandbox's root: {error}", code="root-failed", entry=entry
@@ -78,8 +83,18 @@ def become_root(
     _make_devices(root, devices, make_nodes=ids >= 0)
     mounts.unmount(f"{place}/{_STORE}")
     os.rmdir(_STORE, dir_fd=root)
-    mounts.restrict(root, mounts.RDONLY | mounts.NOSUID | mounts.NODEV)
+    for mount in (*empties, root):
+        mounts.restrict(mount, mounts.RDONLY | mounts.NOSUID | mounts.NODEV)
     mounts.pivot_into(root)
+
+
+def _put_empty(root: int, target: str) -> int:
+    """Cover a directory by an empty one, which can be written to until the root is done."""
+    made = mounts.filesystem("tmpfs", mounts.NOSUID | mounts.NODEV, mode="0755", size="1m", nr_inodes="4k")
+    parent, last = _parent(root, target)
+    mounts.move_mount(made, parent, last)
+    os.close(parent)
+    return made
 
 
 def _make(root: int, store: int, showing: Showing, entry: list[str], name: str) -> None:
