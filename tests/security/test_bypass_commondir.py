@@ -226,7 +226,11 @@ def sequence(casemate: Runner, scene: Scene, way: str, scripts: list[str]) -> No
             casemate("/bin/sh", "-c", script, flags=("--direct",) if way == "direct" else ())
 
 
-WAYS = ["bare", "view", "direct", "view, then direct", "session", "session, applied each time"]
+WAYS = [
+    "bare", "view", "direct", "session",
+    pytest.param("view, then direct", marks=pytest.mark.slow),
+    pytest.param("session, applied each time", marks=pytest.mark.slow),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
