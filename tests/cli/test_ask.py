@@ -143,7 +143,8 @@ def test_the_terminal_is_put_in_order(caller: Caller, project: Path, terminal: T
     script = r"printf '\033[8m\033[30;40m\033[5;6r\033(0\016\033[?25l'; echo 2 >>mod"
     begin(terminal, project, script)
     text = terminal.read()
-    order = b"\x0f\x1b(B\x1b[m\x1b7\x1b[r\x1b8\x1b[?7h\x1b[?25h"
+    order = b"\x0f\x1b(B\x1b[m\x1b[?1049l\x1b[?69l\x1b[?6l\x1b[4l\x1b[r"
+    order += b"\x1b]104\x07\x1b]110\x07\x1b]111\x07\x1b[?7h\x1b[?25h\x1b[999;1H"
     assert text.index(b"\x1b[8m") < text.index(order) < text.index(b"wait for an answer")
     say(terminal, b"y\n")
     assert terminal.end() == 0

@@ -57,6 +57,30 @@ def test_a_pattern_is_no_consent(caller: Caller, project: Path) -> None:
     assert changes(caller, project)["held"] == []
 
 
+def test_names_that_look_alike(caller: Caller, project: Path) -> None:
+    """Two names are never shown alike, each is taken as it is shown, and consent to one is none to the
+    other.
+    """
+    for directory, shown in (("a\\x1b", rb"a\\x1b"), ("a\x1b", rb"a\x1b")):
+        assert caller.sh(project, f"mkdir -p '{directory}'; echo evil >'{directory}/.envrc'").code == 0
+        listed = caller.cli("changes", cwd=project).out
+        assert b" " + shown + b"/.envrc (" in listed, listed
+        assert caller.cli("discard", "--all", cwd=project).code == 0
+    script = (
+        r"""d='a\x1b'; e="$(printf 'a\033')"; mkdir -p "$d" "$e";"""
+        r""" echo 1 >"$d/.envrc"; echo 2 >"$e/.envrc" """
+    )
+    ended = caller.sh(project, script)
+    assert rb"    a\x1b/.envrc (" in ended.err, ended
+    assert rb"    a\\x1b/.envrc (" in ended.err, ended
+    done = caller.cli("apply", r"a\\x1b/.envrc", cwd=project)
+    assert (done.code, done.out) == (0, b"created a\\\\x1b/.envrc\n"), done
+    assert tree(project / "a\\x1b") == [".envrc"]
+    assert tree(project / "a\x1b") == []
+    assert caller.cli("apply", r"a\x1b/.envrc", cwd=project).code == 0
+    assert tree(project / "a\x1b") == [".envrc"]
+
+
 def test_naming_a_file_in_conflict(caller: Caller, project: Path) -> None:
     """A file that waits and that the host has changed since is not overwritten because it is named;
     --overwrite then takes it. The control: one that the host left alone is applied.

@@ -28,9 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ask", "combined"]
 
-# Shift in, ASCII; no attributes; the whole screen scrolls (which moves the cursor: save it); lines wrap; the
-# cursor shows; a line of our own.
-_ORDER = b"\x0f\x1b(B\x1b[m\x1b7\x1b[r\x1b8\x1b[?7h\x1b[?25h\r\n"
+# Shift in, ASCII; no attributes; the main screen; no margins at the sides, positions count from the corner,
+# what is written replaces, the whole screen scrolls; the palette's and the text's own colours; lines wrap;
+# the cursor shows. Some of that moves the cursor, and saving it would save what is undone here: so the last
+# line, and one of our own below it.
+_ORDER = (
+    b"\x0f\x1b(B\x1b[m\x1b[?1049l\x1b[?69l\x1b[?6l\x1b[4l\x1b[r"
+    b"\x1b]104\x07\x1b]110\x07\x1b]111\x07\x1b[?7h\x1b[?25h\x1b[999;1H\r\n"
+)
 _SHORT = 60  # lines of diff that are shown without being asked for
 _WAYS = "`casemate diff` shows them, `casemate apply` applies them, `casemate discard` throws them away"
 _QUESTION = "casemate: apply them? y(es), n(o: they wait), d(iff), s(elect), q(uit: they wait): "

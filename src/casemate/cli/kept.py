@@ -11,6 +11,7 @@ from casemate.cli.main import tell
 from casemate.cli.render import armoured, escaped, representable
 from casemate.cli.streams import put
 from casemate.sandbox.kept import Kept, Words
+from casemate.workspace.names import printable
 from casemate.workspace.textdiff import Budget
 
 TYPE_CHECKING = False
@@ -156,7 +157,8 @@ def _which(kept: Kept, words: CommandLine) -> tuple[str, str]:
 
 
 def _paths(kept: Kept, name: str) -> set[str]:
-    return {unit.path for entry in kept.held() if entry.name == name for unit in entry.units}
+    found = {unit.path for entry in kept.held() if entry.name == name for unit in entry.units}
+    return found | {printable(path) for path in found}
 
 
 # -- diff ----------------------------------------------------------------------------------------------------
@@ -209,13 +211,13 @@ def tell_missed(words: list[str]) -> None:
 
 def tell_applied(applied: Applied) -> int:
     """Say what was done; 0 if all of it could be."""
-    put(1, "".join(f"{escaped(line)}\n" for line in applied.changes).encode())
+    put(1, "".join(f"{printable(line)}\n" for line in applied.changes).encode())
     for path, reason in applied.held:
-        tell(f"held back: {escaped(path)} ({reason})")
+        tell(f"held back: {printable(path)} ({reason})")
     for path, error in applied.failed:
-        tell(f"could not be applied: {escaped(path)}: {error}")
+        tell(f"could not be applied: {printable(path)}: {error}")
     for path in applied.executables:
-        tell(f"changed executable: {escaped(path)}")
+        tell(f"changed executable: {printable(path)}")
     if applied.pending and applied.complete:
         tell(f"{applied.pending_changes} more change(s) wait")
     return 0 if applied.complete else 1
@@ -247,11 +249,11 @@ def _held(kept: Kept, name: str, words: CommandLine) -> int:
         return 0
     report = kept.apply_held(name, chosen, overwrite="--overwrite" in words.switches)
     for what, path in report.changed:
-        put(1, f"{what} {escaped(path)}\n".encode())
+        put(1, f"{what} {printable(path)}\n".encode())
     for failure in report.failed:
-        tell(f"could not be applied: {escaped(failure.path)}: {failure.error}")
+        tell(f"could not be applied: {printable(failure.path)}: {failure.error}")
     for item in report.held:
-        tell(f"still held back: {escaped(item.path)} ({item.reason})")
+        tell(f"still held back: {printable(item.path)} ({item.reason})")
     if report.conflicts:
         tell("what the host has changed as well is replaced only with --overwrite")
     return 0 if not report.failed and not report.held else 1
@@ -273,14 +275,14 @@ def _changes(kept: Kept, *, as_json: bool) -> int:
     lines: list[str] = []
     for item in tops:
         lines.append(f"{item.state} {item.name}: {escaped(' '.join(item.argv))}")
-        lines += [f"    {what:9} {escaped(path)}" for what, path in item.changes[:_SHOWN]]
+        lines += [f"    {what:9} {printable(path)}" for what, path in item.changes[:_SHOWN]]
         if len(item.changes) > _SHOWN:
             lines.append(f"    … and {len(item.changes) - _SHOWN} more")
     for entry in held:
-        lines.append(f"held back {entry.name} in {escaped(entry.view)}:")
+        lines.append(f"held back {entry.name} in {printable(entry.view)}:")
         for unit in entry.units[:_SHOWN]:
             detail = f": {escaped(unit.detail)}" if unit.detail else ""
-            lines.append(f"    {unit.kind:9} {escaped(unit.path)} ({unit.reason}{detail})")
+            lines.append(f"    {unit.kind:9} {printable(unit.path)} ({unit.reason}{detail})")
         if len(entry.units) > _SHOWN:
             lines.append(f"    … and {len(entry.units) - _SHOWN} more")
     put(1, ("\n".join(lines) + "\n").encode() if lines else b"nothing is kept for this workspace\n")

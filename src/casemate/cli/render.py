@@ -76,9 +76,9 @@ def summary(result: Result) -> list[str]:
     elif result.limits_touched:
         lines.append(f"casemate: limits that were reached: {', '.join(result.limits_touched)}")
     applied = result.applied
-    _listed(lines, "held back", [f"{path} ({reason})" for path, reason in applied.held])
-    _listed(lines, "could not be applied", [f"{path}: {error}" for path, error in applied.failed])
-    _listed(lines, "changed executables", list(applied.executables))
+    _listed(lines, "held back", [(path, f" ({reason})") for path, reason in applied.held])
+    _listed(lines, "could not be applied", [(path, f": {error}") for path, error in applied.failed])
+    _listed(lines, "changed executables", [(path, "") for path in applied.executables])
     if applied.kept or applied.failed:
         lines.append("casemate: kept: `casemate changes` shows them, `casemate apply` applies what you name")
     if applied.pending:
@@ -116,11 +116,14 @@ def _flags(allow: list[str]) -> str:
     return ""
 
 
-def _listed(lines: list[str], title: str, items: list[str]) -> None:
+def _listed(lines: list[str], title: str, items: list[tuple[str, str]]) -> None:
+    """Paths, as ``casemate apply`` takes them, and a word on each."""
     if not items:
         return
+    from casemate.workspace.names import printable
+
     lines.append(f"casemate: {title}: {len(items)}")
-    lines += [f"    {escaped(item)}" for item in items[:_SHOWN]]
+    lines += [f"    {printable(path)}{escaped(word)}" for path, word in items[:_SHOWN]]
     if len(items) > _SHOWN:
         lines.append(f"    … and {len(items) - _SHOWN} more")
 

@@ -17,6 +17,7 @@ from casemate.sys.cgroups import Hierarchies
 from casemate.sys.process import is_root
 from casemate.workspace import held
 from casemate.workspace.helddiff import HeldReview
+from casemate.workspace.names import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Kept:
         handle = self._hold(run, number)
         views = self._held_views(run)
         try:
-            self._check_paths(handle, name, paths)
+            paths = self._meant(handle, name, paths)
             if not number.isdigit() or int(number) >= len(views):
                 raise self._unknown(name)
             report = held.take(handle, views[int(number)], paths, overwrite=overwrite)
@@ -161,7 +162,7 @@ class Kept:
         run, _, number = name.partition("/")
         handle = self._hold(run, number)
         try:
-            self._check_paths(handle, name, paths)
+            paths = self._meant(handle, name, paths)
             count = held.discard(handle, paths)
         finally:
             os.close(handle)
@@ -190,9 +191,13 @@ class Kept:
         except (OSError, msgspec.DecodeError):
             return [self.job.workspace]
 
-    def _check_paths(self, handle: int, name: str, paths: list[str] | None) -> None:
+    def _meant(self, handle: int, name: str, paths: list[str] | None) -> list[str] | None:
+        """The held-back paths that are named, as they are or else as they are shown."""
+        if paths is None:
+            return None
         known = {unit.path for unit in held.units(handle)}
-        unknown = [path for path in paths or () if path not in known]
+        shown = {printable(path): path for path in known}
+        unknown = [path for path in paths if path not in known and path not in shown]
         if unknown:
             raise WorkspaceError(
                 f"nothing is held back under {', '.join(unknown)} in {name}",
@@ -200,6 +205,7 @@ class Kept:
                 hint="casemate changes",
                 name=name,
             )
+        return [path if path in known else shown[path] for path in paths]
 
     def _hold(self, name: str, number: str) -> int:
         try:

@@ -21,6 +21,7 @@ from casemate.sandbox.job import PENDING
 from casemate.workspace import held
 from casemate.workspace.diff import TopReview
 from casemate.workspace.journal import Journal
+from casemate.workspace.names import prefixes
 from casemate.workspace.report import CONFLICT, SPECIAL
 from casemate.workspace.select import Selection
 
@@ -116,8 +117,11 @@ class Reviews:
             review.select(only)
 
     def _check(self, words: Words, chosen: list[tuple[str, Selection]]) -> None:
-        for (_, review), (_, only) in zip(self.views, chosen, strict=True):
-            for path in review.names():
+        names = [set(review.names()) for _, review in self.views]
+        there = {above for paths in names for path in paths for above in prefixes(path)}
+        for (_, only), paths in zip(chosen, names, strict=True):
+            only.prefer(there)
+            for path in paths:
                 only.matches(path)
         missed = words.missed(chosen)
         # Of what is listed as a whole, nobody has looked at every name.

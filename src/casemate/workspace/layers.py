@@ -210,6 +210,7 @@ class Store:
     def branch(self, record: Record, name: str, now_ns: int, at: str = "") -> tuple[Record, Record]:
         """A new session with the same layers; ``at`` a snapshot, or as it is now. Returns both records."""
         self.refuse_applying(record)
+        self._refuse_existing(name)
         if not at and self.changed(record):
             record, _ = self.snapshot(record, now_ns)
         layers = record.layers if not at else record.layers[: self._index(record, at) + 1]

@@ -29,6 +29,8 @@ class Selection:
         self.words: set[str] = set()
         self.used: set[str] = set()
         self._paths: dict[str, str] = {}
+        # Of these, the ones that are a name as it is.
+        self._literal: set[str] = set()
         # Pattern of one name; the word that it comes from.
         self._names: list[tuple[str, str]] = []
         self._globs: list[tuple[tuple[str, ...], str]] = []
@@ -62,6 +64,11 @@ class Selection:
         self._more.update(paths)
         self._known = {"": False}
 
+    def prefer(self, names: Iterable[str]) -> None:
+        """A word that is one of these names means that one, and no other that is shown like it."""
+        self._literal = self._paths.keys() & names
+        self._known = {"": False}
+
     def matches(self, path: str) -> bool:
         """Whether the path, or a directory that it is in, is meant."""
         known = self._known.get(path)
@@ -72,7 +79,10 @@ class Selection:
 
     def names(self, path: str) -> bool:
         """Whether this very path was named, not by a pattern and not by a directory above it."""
-        return path in self._paths or printable(path) in self._paths
+        return any(self._is_path(path, form) for form in (path, printable(path)))
+
+    def _is_path(self, path: str, form: str) -> bool:
+        return form in self._paths and (form == path or form not in self._literal)
 
     def missed(self) -> list[str]:
         """The words that nothing has matched so far."""
@@ -82,7 +92,7 @@ class Selection:
         self.used |= self._all
         found = bool(self._all) or path in self._more
         for form in {path, printable(path)}:
-            if form in self._paths:
+            if self._is_path(path, form):
                 self.used.add(self._paths[form])
                 found = True
             parts = form.split("/")

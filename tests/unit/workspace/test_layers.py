@@ -200,6 +200,17 @@ def test_an_apply_that_ends(store: Store) -> None:
     assert len(done.layers) < 12, "homes are merged, too"
 
 
+def test_a_branch_that_is_refused(store: Store) -> None:
+    """A name that is taken already leaves no snapshot behind; the control: another one makes one."""
+    record = prepared(store)
+    for name, made in (("s", 0), ("t", 1)):
+        count = len(load(store).snapshots)
+        with contextlib.nullcontext() if made else pytest.raises(WorkspaceError, match="already"):
+            store.branch(load(store), name, 5)
+        assert len(load(store).snapshots) == count + made
+    assert record.snapshots == load(store).snapshots[:-1]
+
+
 def test_what_is_applied_is_nobody_elses(store: Store) -> None:
     """The layer that an apply step takes apart is not one that a branch still needs."""
     record = start(store)

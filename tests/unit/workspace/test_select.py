@@ -74,6 +74,18 @@ def test_names_that_cannot_be_typed() -> None:
     assert not Selection(paths=[printable(printable(hostile))]).matches(hostile)
 
 
+def test_a_name_as_it_is_wins() -> None:
+    """Where a word is a name as it is, it does not also mean another one that is shown like it."""
+    plain, hostile = r"a\x1b", "a\x1b"
+    only = Selection(paths=[plain])
+    assert (only.matches(plain), only.matches(hostile)) == (True, True)
+    only.prefer([plain, hostile])
+    assert (only.matches(plain), only.matches(hostile), only.matches(f"{hostile}/x")) == (True, False, False)
+    assert (only.names(plain), only.names(hostile)) == (True, False)
+    only.prefer([hostile])
+    assert (only.names(hostile), only.matches(f"{hostile}/x")) == (True, True)
+
+
 def test_hostile_patterns_are_quick() -> None:
     """Many stars, and many directories, cost no more than the product of the lengths."""
     began = time.process_time()
