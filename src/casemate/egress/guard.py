@@ -53,9 +53,8 @@ _NETS = (
     ("2002::/16", "6to4"), ("2001::/32", "teredo"),
     ("::/96", "reserved"), ("::ffff:0:0:0/96", "reserved"), ("100::/64", "reserved"),
     ("2001:10::/28", "reserved"), ("3ffe::/16", "reserved"),
-    # No public network has these; somebody's own may, so that a rule about one of them means it.
-    ("192.0.2.0/24", "documentation"), ("198.51.100.0/24", "documentation"),
-    ("203.0.113.0/24", "documentation"), ("2001:db8::/32", "documentation"), ("3fff::/20", "documentation"),
+    # Not the nets for documentation: nobody's secrets are there, and closed networks use them, their package
+    # indexes among others.
     # All that is left outside of 2000::/3, in which the public addresses are.
     ("::/3", "reserved"), ("4000::/2", "reserved"), ("8000::/1", "reserved"),
 )  # fmt: skip

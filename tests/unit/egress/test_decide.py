@@ -203,7 +203,7 @@ def test_addresses_need_a_rule_of_their_own(address: str, port: int, reason: str
         ("::1", 443, "guarded-loopback"),
         ("::ffff:169.254.169.254", 443, "guarded-metadata"),
         ("93.184.218.7", 443, "guarded-own"),
-        ("192.0.2.7", 443, "guarded-documentation"),
+        ("192.0.2.7", 443, "rule"),
         ("169.254.42.42", 443, "guarded-metadata"),
         ("4000::1", 443, "guarded-reserved"),
         ("fd00::1", 443, "guarded-private"),
