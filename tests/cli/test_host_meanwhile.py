@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.test_session import sessions
+from tests.security.lab import give
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,3 +139,30 @@ def test_a_session(caller: Caller, ws: Path) -> None:
     assert (ws / "before").read_text() == "line\nrun\nsession\n"
     assert changes(caller, ws) == {"shared": "conflict"}
     assert caller.cli("discard", "--all", cwd=ws).code == 0
+
+
+def test_another_workspace(caller: Caller, ws: Path) -> None:
+    """A directory that the host has put in the place of the workspace gets nothing of what was done in the
+    old one, which waits. Control: the old one, moved back.
+    """
+    caller.file(ws / "f", OLD)
+    old = ws.with_name("old")
+
+    def replace() -> None:
+        os.rename(ws, old)
+        ws.mkdir()
+        give(ws, caller.uid)
+
+    process = caller.start("run", "--", "/bin/sh", "-ec", "echo up; read line; echo new >f", cwd=ws)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    replace()
+    _, err = process.communicate(b"\n", timeout=20)
+    assert process.returncode == 125, err
+    assert b"[workspace-replaced]" in err
+    assert os.listdir(ws) == []
+    assert (old / "f").read_text() == OLD
+    ws.rmdir()
+    os.rename(old, ws)
+    assert caller.cli("apply", cwd=ws).code == 0
+    assert (ws / "f").read_text() == "new\n"

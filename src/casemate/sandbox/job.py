@@ -80,6 +80,8 @@ class Job(msgspec.Struct, kw_only=True):
     began_wall_ns: int
     firsts: dict[str, Firsts] = {}
     """Of a session's views: since when their paths are its own."""
+    inodes: dict[str, tuple[int, int]] = {}
+    """Of the directories that views show: which they were when it began."""
 
     @property
     def key(self) -> str:
@@ -107,6 +109,11 @@ class Job(msgspec.Struct, kw_only=True):
         Preconditions: it has its lock.
         """
         self.began_wall_ns = time.time_ns()
+        self.inodes = {}
+        for view in self.plan.spec.views if self.plan is not None else ():
+            with suppress(FileNotFoundError):  # making the view says so
+                status = os.stat(view.source)
+                self.inodes[view.source] = status.st_dev, status.st_ino
 
     def note(self) -> str:
         """The text that is kept beside the tops, for whoever finds them."""

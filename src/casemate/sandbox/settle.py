@@ -194,6 +194,7 @@ def apply_options(
         resumed=resumed,
         only=only,
         journal=journal,
+        expect=job.inodes.get(view),
     )
 
 
