@@ -55,10 +55,23 @@ def running(scene: Scene, places: Iterable[Path]) -> list[str]:
     return found
 
 
+def make_store(scene: Scene) -> None:
+    """A common directory of the host, whose settings run the program once another directory names it."""
+    store = scene.ws / "built/store"
+    for name in ("objects", "refs"):
+        (store / name).mkdir(parents=True)
+    (store / "config").write_text(
+        "[core]\n\trepositoryformatversion = 1\n\tbare = false\n\tworktree = .\n"
+        f"\tfsmonitor = {scene.ws.parent}/mark.sh store\n[extensions]\n\tworktreeConfig = true\n"
+    )
+    give(store.parent, scene.world.uid)
+
+
 def test_no_repository_is_built_out_of_sight(casemate: Runner, scene: Scene) -> None:
     """In whatever order, by whatever calls and under whatever modes its names come: git on the host takes no
     directory for a repository that a command has made, and runs nothing.
     """
+    make_store(scene)
     outcome = casemate.acts("built.repositories", run=program(scene), flags=DIRECT, how={"timeout": 120})
     made = outcome.records["built.repositories"]["made"]
     assert len(made) == 128
@@ -66,6 +79,7 @@ def test_no_repository_is_built_out_of_sight(casemate: Runner, scene: Scene) -> 
     assert not ran, f"git ran a program in {ran}; {outcome.brief()}"
     control = scene.world.scene()
     try:
+        make_store(control)
         casemate.__class__(control).bare("built.repositories", run=program(control))
         ran = running(control, [control.ws / "built" / name for name in made])
         assert ran == [f"built/{name}" for name in made]
