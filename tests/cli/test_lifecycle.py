@@ -91,6 +91,7 @@ def test_fork_bomb_is_gone(caller: Caller, ws: Path, mark: str) -> None:
     assert seconds < (2.5 if caller.uid == 0 else 15)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traceless")
 def test_fork_bomb_and_time_limit(caller: Caller, ws: Path, mark: str) -> None:
     """The time limit ends a fork bomb, too, and the result says so."""
@@ -169,6 +170,7 @@ def test_kept_work_can_be_thrown_away(caller: Caller, ws: Path) -> None:
     assert not caller.traces(), caller.traces()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tidy")
 def test_kill_at_any_moment(caller: Caller, ws: Path) -> None:
     """kill -9 while the sandbox is made, runs or ends: nobody is left, and the next run finds no obstacle."""

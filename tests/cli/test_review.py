@@ -389,6 +389,7 @@ def picture(ws: Path) -> dict[str, tuple[int, str, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [False, True])
 def test_apply_killed_at_any_moment(caller: Caller, ws: Path, part: bool) -> None:
     """kill -9 of ``casemate apply``, over and over at later and later moments: what is there in the end is

@@ -248,6 +248,7 @@ def test_disk_of_a_single_command(caller: Caller, ws: Path) -> None:
     assert ended.json["session"] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tidy")
 def test_kill_at_any_moment(caller: Caller, ws: Path) -> None:
     """kill -9 while a command of a session is made, runs or ends: what was done before is all there, the next

@@ -242,6 +242,7 @@ for d in range(12):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tidy")
 def test_kill_while_a_part_is_applied(caller: Caller, ws: Path) -> None:
     """kill -9 of an apply step of a part: before it has changed anything the session is not held up, and
@@ -282,6 +283,7 @@ def test_kill_while_a_part_is_applied(caller: Caller, ws: Path) -> None:
     assert diff(caller, ws) == {"evil": "created"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tidy")
 def test_kill_while_it_is_applied(caller: Caller, ws: Path) -> None:
     """kill -9 of an apply step at any moment loses nothing: it goes on with the next, and until then no

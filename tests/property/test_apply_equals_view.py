@@ -106,6 +106,7 @@ def test_workspace_equals_view_at_length(seed: int) -> None:
     test_workspace_equals_view(seed, WHO[seed // 2 % len(WHO)], bool(seed % 2))
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize("seed", range(4))

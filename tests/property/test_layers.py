@@ -170,7 +170,7 @@ def walk(seed: int, who: str, steps: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("who", WHO)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_sessions_are_like_plain_copies(seed: int, who: str) -> None:
     """Work, snapshots, branches, roll-backs, flattening and applying in any order: each session and each
     snapshot show what a copy of the tree would; and nothing is left of sessions that are discarded.

@@ -118,6 +118,7 @@ def test_review_tells_what_apply_does(seed: int, who: str) -> None:
             assert review(stage) == [], "nothing is left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("seed", range(12))

@@ -153,6 +153,7 @@ def test_killed_at_many_moments(who: str, near: bool) -> None:
     assert kills > 3, "the control: most of them were killed while they were at work"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize("who", WHO)
 def test_a_part_that_is_killed(who: str, near: bool) -> None:

@@ -227,7 +227,7 @@ def sequence(casemate: Runner, scene: Scene, way: str, scripts: list[str]) -> No
 
 
 WAYS = [
-    "bare", "view", "direct", "session",
+    "bare", "view", "direct", pytest.param("session", marks=pytest.mark.slow),
     pytest.param("view, then direct", marks=pytest.mark.slow),
     pytest.param("session, applied each time", marks=pytest.mark.slow),
 ]  # fmt: skip

@@ -34,6 +34,7 @@ def served(request: pytest.FixtureRequest, worlds: Callable[[str], World]) -> It
     assert not processes_with(world.base.name + "/s"), "the daemon's end left a sandbox"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_row(row: Row, served: World) -> None:
     """The attack does not get through (its control is in test_matrix)."""

@@ -67,6 +67,7 @@ def make_store(scene: Scene) -> None:
     give(store.parent, scene.world.uid)
 
 
+@pytest.mark.slow
 def test_no_repository_is_built_out_of_sight(casemate: Runner, scene: Scene) -> None:
     """In whatever order, by whatever calls and under whatever modes its names come: git on the host takes no
     directory for a repository that a command has made, and runs nothing.
@@ -139,6 +140,7 @@ def test_no_link_is_a_part_of_a_protected_path(
         control.close()
 
 
+@pytest.mark.slow
 def test_two_commands_race(casemate: Runner, scene: Scene) -> None:
     """Two commands, one of which moves the directory that the other one is making something in."""
     acts = ("built.race_names", "built.race_parents")

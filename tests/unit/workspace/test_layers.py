@@ -100,6 +100,7 @@ def prepared(store: Store) -> Record:
     return record
 
 
+@pytest.mark.slow
 def test_killed_anywhere(store: Store) -> None:
     """Snapshot, flatten, branch and apply, killed before any single change they make: the session holds what
     it did, its record is the old one or the new one, and all the rest is collected.
