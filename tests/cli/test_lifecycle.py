@@ -240,6 +240,7 @@ def namespaces_held(caller: Caller) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_many_runs_leave_nothing(caller: Caller) -> None:
     """96 runs that end in twelve ways leave no process, mount, namespace, group, lock or file."""
     many(caller, 96)

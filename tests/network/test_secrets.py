@@ -163,6 +163,7 @@ def test_answers_do_not_bring_it_in(held: Held) -> None:
     assert b"HTTP/1.1 200" in run.ended.out
 
 
+@pytest.mark.slow
 def test_every_part_of_an_answer(held: Held) -> None:
     """Wherever in an answer a host says again what it was asked with, it is taken out; other words stay."""
     words = {"secret": "$LAB_TOKEN", "plain": "word" + held.token[3:][::-1]}

@@ -41,8 +41,8 @@ async def settled(pids: Mapping[str, int], wanted: Mapping[str, int]) -> dict[st
 
 @pytest.mark.parametrize(("flags", "most"), [
     pytest.param(GATE, {"library": 3, "keeper": 4, "worker": 2}, id="gate"),
-    pytest.param(NONE, {"library": 3, "keeper": 4}, id="no network"),
-    pytest.param(DIRECT, {"library": 3, "keeper": 5}, id="direct"),
+    pytest.param(NONE, {"library": 3, "keeper": 4}, id="no network", marks=pytest.mark.slow),
+    pytest.param(DIRECT, {"library": 3, "keeper": 5}, id="direct", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_few_descriptors(
     workspaces: Callable[[], Path], environ: dict[str, str], flags: FlagLayer, most: dict[str, int]
