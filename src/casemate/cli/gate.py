@@ -69,7 +69,7 @@ class RunGate:
         if self.relay is None:
             reply(False, "once")
             return
-        text = line(f"{question_text(question)}: yes (once), session, always or no? ").rstrip("\n")
+        text = line(f"{question_text(question)}: yes (once), session, always or no, in full? ").rstrip("\n")
         self.relay.ask(text, lambda word: reply(*_ANSWERS.get(word, (False, "once"))))
 
     def tick(self) -> None:

@@ -173,7 +173,7 @@ class RawNetwork(_Closed, frozen=True, kw_only=True):
     ] = UNSET
     publish: Annotated[
         tuple[int | str, ...] | UnsetType,
-        Meta(description="Ports inside that the host's loopback reaches: `3000`, or `8080:80` (host first)."),
+        Meta(description="Ports inside that the host's loopback reaches: `3000`, or `80:3000` (host first)."),
     ] = UNSET
     sockets: Annotated[
         _Names | UnsetType,
