@@ -172,9 +172,9 @@ def check_apply(options: Options, job: Job) -> None:
     if options.values.get("apply", "all") == "all" or not (direct or job.request.session):
         return
     raise PolicyError(
-        "there is no view here whose changes could wait for --apply",
+        "what is changed here is changed at once" if direct else "what a session changes waits in it anyway",
         code="no-view",
-        hint="leave out --apply" if direct else "a session has its own: `casemate session --help`",
+        hint="leave out --apply" if direct else "see `casemate apply --session NAME`, and leave out --apply",
     )
 
 

@@ -147,7 +147,7 @@ class Session:
             raise PolicyError(
                 "a session keeps a view, and a workspace that is changed directly has none",
                 code="session-direct",
-                hint="leave out --session, or use another preset",
+                hint="leave out --session, or --direct",
             )
         now = time.time_ns()
         record = self.store.load(self.name) or self.store.create(self.name, job.workspace, now)
